@@ -1,0 +1,77 @@
+"""Every exception that sdamd raises on purpose, and the exit status that each one means.
+
+    SdamdError
+    ├── UserError          2  the request is wrong; the message lists every problem
+    │   ├── BadRequest        a field is out of its range, unknown or malformed
+    │   ├── BadCheckpoint     a model file is damaged, unsafe, missing or of an unknown kind
+    │   └── BadMetadata       a picture's record cannot be read
+    ├── HardwareError      3  this machine cannot do it
+    │   ├── OutOfVram         the device ran out of memory
+    │   └── WorkerDied        the process that renders has gone
+    ├── StorageError       4  a disk is full, a folder cannot be written
+    └── BadImage           1  the model gave NaN, a constant or a black picture
+
+    Stopped                   no error: somebody asked for the end between two steps
+
+Messages say what, the value, and what is allowed: ``steps is 151; allowed 1 to 150``.
+"""
+
+
+class SdamdError(Exception):
+    """Base of all; `exit_status` is the status of the process that ends with it."""
+
+    exit_status = 1
+
+
+class UserError(SdamdError):
+    """What was asked for is wrong, and the person can put it right."""
+
+    exit_status = 2
+
+
+class BadRequest(UserError):
+    """Fields of a request are wrong; `problems` holds one sentence each."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[type["BadRequest"], tuple[str, ...]]:
+        """Rebuild from the problems, so that the error crosses a process boundary whole."""
+        return type(self), self.problems
+
+
+class BadCheckpoint(UserError):
+    """A model file is damaged, unsafe, missing or of a kind that is not supported."""
+
+
+class BadMetadata(UserError):
+    """A picture carries no record, or one that cannot be read."""
+
+
+class HardwareError(SdamdError):
+    """This machine cannot do it."""
+
+    exit_status = 3
+
+
+class OutOfVram(HardwareError):
+    """The device ran out of memory."""
+
+
+class WorkerDied(HardwareError):
+    """The process that renders has gone; the message says how."""
+
+
+class StorageError(SdamdError):
+    """A disk is full, or a folder or file cannot be read or written."""
+
+    exit_status = 4
+
+
+class BadImage(SdamdError):
+    """The model's output is NaN, constant or black, also after decoding again in float32."""
+
+
+class Stopped(Exception):  # noqa: N818  # no error: somebody asked for it
+    """Sampling was stopped between two steps; there is no picture."""

@@ -1,0 +1,1 @@
+"""Which GPUs are here, and which software each of them needs. Standard library only."""
