@@ -1,0 +1,1 @@
+"""From a decided job to pixels: conditioning, schedulers, noise and the sampling loop."""
