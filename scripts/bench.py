@@ -1,0 +1,149 @@
+"""Measures sdamd against plain diffusers, as ratios of whole processes in the same run.
+
+    python -m scripts.bench batch      16 pictures of the embedded model, saved as PNG
+    python -m scripts.bench startup    what a person waits for before anything happens
+
+Figures are only for comparing within one run: machines are noisy, so the two sides take turns.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "sdamd" / "assets" / "tiny"
+PROMPT = "mountains by the sea at sunset"
+
+PLAIN = """
+import sys
+import torch
+from diffusers import DPMSolverMultistepScheduler, StableDiffusionPipeline
+
+model, folder, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+pipe = StableDiffusionPipeline.from_pretrained(model, safety_checker=None, dtype=torch.float32)
+pipe.scheduler = DPMSolverMultistepScheduler.from_config(pipe.scheduler.config)
+pipe.set_progress_bar_config(disable=True)
+for seed in range(count):
+    image = pipe(
+        sys.argv[4], num_inference_steps=20, guidance_scale=4.0, width=128, height=128,
+        generator=torch.Generator().manual_seed(seed),
+    ).images[0]
+    image.save(f"{folder}/{seed}.png")
+"""
+"""What a person writes who follows the documentation of diffusers."""
+
+PLAIN_TOGETHER = PLAIN.replace("for seed in range(count):", "for _ in range(1):").replace(
+    "sys.argv[4], num", "[sys.argv[4]] * count, num"
+).replace(
+    "generator=torch.Generator().manual_seed(seed),",
+    "generator=[torch.Generator().manual_seed(seed) for seed in range(count)],",
+).replace(
+    ".images[0]\n    image.save(f\"{folder}/{seed}.png\")",
+    ".images\n    for seed, one in enumerate(image):\n        one.save(f\"{folder}/{seed}.png\")",
+)  # fmt: skip
+"""The same with all pictures in one pass."""
+
+
+def timed(command: Sequence[str], *, expect: int) -> tuple[float, float]:
+    """Wall and CPU seconds of a process tree that makes `expect` pictures in its last argument.
+
+    Raises:
+        SystemExit: it failed, or made another number of pictures.
+    """
+    before, began = os.times(), time.perf_counter()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    wall, after = time.perf_counter() - began, os.times()
+    if done.returncode:
+        sys.exit(f"{' '.join(command[:4])} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    if expect:
+        made = len(list(Path(command[-1]).rglob("*.png")))
+        if made != expect:
+            sys.exit(f"{made} pictures instead of {expect} from {' '.join(command[:4])}")
+    used = after.children_user + after.children_system
+    return wall, used - before.children_user - before.children_system
+
+
+def batch(count: int, rounds: int) -> dict[str, object]:
+    """`count` pictures of the embedded model at its native size, 20 steps, each saved as PNG."""
+    sides: dict[str, list[tuple[float, float]]] = {}
+    for number in range(rounds):
+        commands = {
+            "sdamd": [
+                sys.executable, "-m", "sdamd", "generate", PROMPT, "--upscale", "1", "--seed", "0",
+                "--count", str(count), "--output",
+            ],
+            "plain diffusers": [sys.executable, "-c", PLAIN],
+            "plain diffusers, one pass": [sys.executable, "-c", PLAIN_TOGETHER],
+        }  # fmt: skip
+        names = list(commands)
+        for name in names[number % 3 :] + names[: number % 3]:
+            with tempfile.TemporaryDirectory() as folder:
+                if name == "sdamd":
+                    command = [*commands[name], folder]
+                else:
+                    Path(folder, "out").mkdir()
+                    out = str(Path(folder, "out"))
+                    command = [*commands[name], str(MODEL), out, str(count), PROMPT]
+                    command = [*command, out]
+                sides.setdefault(name, []).append(timed(command, expect=count))
+    return {"what": f"{count} pictures, 128 px, 20 steps", **_ratios(sides, "sdamd")}
+
+
+def startup(rounds: int) -> dict[str, object]:
+    """Commands that must answer at once, against Python's own start."""
+    sdamd = [sys.executable, "-m", "sdamd"]
+    commands = {
+        "python -c pass": [sys.executable, "-c", "pass"],
+        "sdamd --help": [*sdamd, "--help"],
+        "sdamd plan": [*sdamd, "plan", "--family", "sdxl", "--gpu", "RX 7800 XT"],
+        "sdamd doctor": [*sdamd, "doctor", "--root", "tests/data/machines/rx7900xtx"],
+    }  # fmt: skip
+    sides: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(rounds):
+        for name, command in commands.items():
+            sides.setdefault(name, []).append(timed(command, expect=0))
+    return {"what": "start-up", **_ratios(sides, "python -c pass")}
+
+
+def _ratios(sides: dict[str, list[tuple[float, float]]], of: str) -> dict[str, object]:
+    """Median seconds of each side, and the median, over the rounds, of its ratio to `of`."""
+    shown: dict[str, object] = {}
+    for name, runs in sides.items():
+        ratios = [run[0] / base[0] for run, base in zip(runs, sides[of], strict=True)]
+        shown[name] = {
+            "wall_seconds": round(median(r[0] for r in runs), 3),
+            "cpu_seconds": round(median(r[1] for r in runs), 3),
+            f"wall_ratio_to_{of}": round(median(ratios), 3),
+            "spread": [round(min(ratios), 3), round(max(ratios), 3)],
+        }
+    return shown
+
+
+def main() -> None:
+    """Run one measurement and print it as JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("batch", "startup"))
+    parser.add_argument("--count", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+    figures = batch(asked.count, asked.rounds) if asked.what == "batch" else startup(asked.rounds)
+    machine = {
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+    }
+    print(json.dumps(figures | {"machine": machine}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
