@@ -1134,8 +1134,9 @@ def alone(
     words = _article(words) if count == 1 else f"{NUMBERS[count]} {_plural(words)}"
     caption = f"{words} {place}".strip()
     if said:
-        caption += rng.choice((" on a {} background", " on a {} background", " on {}",
-                               " in front of a {} background")).format(background)  # fmt: skip
+        where = rng.choice(("on {}", "on {}", "in front of {}"))
+        ground = background if rng.random() < 0.2 else f"{_article(background)} background"
+        caption += f" {where.format(ground)}"
     facts = {"kind": "shape" if is_shape else "object", "name": name, "colour": colour,
              "background": background, "count": str(count)}  # fmt: skip
     return Picture(

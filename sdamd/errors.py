@@ -16,6 +16,9 @@
 Messages say what, the value, and what is allowed: ``steps is 151; allowed 1 to 150``.
 """
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+
 
 class SdamdError(Exception):
     """Base of all; `exit_status` is the status of the process that ends with it."""
@@ -73,5 +76,16 @@ class BadImage(SdamdError):
     """The model's output is NaN, constant or black, also after decoding again in float32."""
 
 
-class Stopped(Exception):  # noqa: N818  # no error: somebody asked for it
+class Stopped(Exception):
     """Sampling was stopped between two steps; there is no picture."""
+
+
+def unknown(name: str, known: Sequence[str], what: str) -> str:
+    """The sentence for a name that is not there, with the nearest that are."""
+    name = name if len(name) <= 60 else f"{name[:57]}..."
+    spelled = {k.casefold(): k for k in known}
+    nearest = [spelled[k] for k in get_close_matches(name.casefold(), spelled, n=3, cutoff=0.5)]
+    more = f" and {len(known) - 12} more" if len(known) > 12 else ""
+    all_known = f"known: {', '.join(known[:12])}{more}"
+    hint = f"the nearest: {', '.join(nearest)}" if nearest else all_known
+    return f"{what} {name!r} is not known; {hint}"

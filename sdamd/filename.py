@@ -7,16 +7,15 @@ character takes more units than bytes.
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Self
 
-from sdamd.errors import BadRequest
-from sdamd.request import Job, unknown
-
-DEFAULT_PATTERN = "[number]-[seed]-[prompt]"
+from sdamd.errors import BadRequest, unknown
+from sdamd.request import Job
+from sdamd.settings import DEFAULT_FILENAME
 
 NAME_BYTES = 255
 """The longest name of a file on ext4, XFS, Btrfs and APFS; NTFS allows 255 UTF-16 units."""
@@ -103,12 +102,13 @@ class Pattern:
         room = budget - len(suffix.encode()) - 1  # for the mark before a reserved name
         return _legal_name(_fitted(self.name, values, room), suffix)
 
-    def number_in(self, stem: str) -> int:
-        """The number that a file's stem carries by this pattern; 0 where it carries none.
+    def highest_number(self, stems: Iterable[str]) -> int:
+        """The highest number that files' stems carry by this pattern; 0 where none does.
 
-        Where a text in the name looks just like a number, the higher one is given.
+        Where a text in a name looks just like its number, both count.
         """
-        return max(map(int, _number_pattern(self).findall(stem)), default=0)
+        finder = _number_finder(self)
+        return max((int(n) for stem in stems for n in finder.findall(stem)), default=0)
 
 
 def token_values(job: Job, *, checkpoint: str, number: int, now: datetime) -> dict[str, str]:
@@ -131,7 +131,7 @@ def token_values(job: Job, *, checkpoint: str, number: int, now: datetime) -> di
 
 def _problems(pattern: str) -> list[str]:
     if not pattern.strip():
-        return ["the file-name pattern is empty; allowed is such as [number]-[seed]-[prompt]"]
+        return [f"the file-name pattern is empty; allowed is such as {DEFAULT_FILENAME}"]
     problems = [
         unknown(name, list(TOKENS), "token of the file-name pattern")
         for name in _TOKEN.findall(pattern)
@@ -276,8 +276,7 @@ def _is_flag_half(letter: str) -> bool:
     return 0x1F1E6 <= ord(letter) <= 0x1F1FF
 
 
-@lru_cache(maxsize=16)
-def _number_pattern(pattern: Pattern) -> re.Pattern[str]:
+def _number_finder(pattern: Pattern) -> re.Pattern[str]:
     """What finds the number in a stem made by `pattern`, by the letters on its two sides."""
     number = Piece(text="number", is_token=True)
     pieces = pattern.name

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import NoReturn
 
+from sdamd import scheduler
 from sdamd.errors import BadMetadata, BadRequest
 from sdamd.request import Job, Request
+from sdamd.scheduler import Schedule
 
 SCHEMA = 1
 """Of the JSON. A higher one is refused; a field that a schema-1 record lacks has its default."""
@@ -30,43 +32,13 @@ Source: `PIL.PngImagePlugin.MAX_TEXT_CHUNK`, above which Pillow refuses compress
 
 _EMBEDDED = "embedded"
 
-_SCHEDULE_TYPES = (
-    "Align Your Steps",
-    "Automatic",
-    "Beta",
-    "DDIM",
-    "Exponential",
-    "Karras",
-    "KL Optimal",
-    "Normal",
-    "Polyexponential",
-    "SGM Uniform",
-    "Simple",
-    "Turbo",
-    "Uniform",
-)
-
-# Our scheduler names are those of A1111 but for this one.
+# Our sampler names are those of A1111 but for this one; both are read.
 _SAMPLER_OF = {"PNDM": "PLMS"}
-_NAME_OF = {sampler: name for name, sampler in _SAMPLER_OF.items()}
 
 # These step through the training timesteps and take no schedule type in A1111, which then
 # writes Automatic. For the others Automatic means another schedule per sampler, so it is
 # never written for them.
 _WITHOUT_SCHEDULE = frozenset({"DDIM", "DDPM", "PLMS", "UniPC"})
-
-_AUTOMATIC = {
-    "DPM++ 2M": "Karras",
-    "DPM++ SDE": "Karras",
-    "DPM++ 2S a": "Karras",
-    "DPM2": "Karras",
-    "DPM2 a": "Karras",
-    "Restart": "Karras",
-    "DPM++ 2M SDE": "Exponential",
-    "DPM++ 2M SDE Heun": "Exponential",
-    "DPM++ 3M SDE": "Exponential",
-}
-"""What `Schedule type: Automatic` means. Source: A1111 1.10, `sd_samplers_kdiffusion.py`."""
 
 _OTHER_TOOLS = {
     "invokeai_metadata": "InvokeAI",
@@ -201,10 +173,7 @@ def from_parameters(text: str) -> dict[str, object]:
     if size := re.fullmatch(r"(\d+)x(\d+)", settings.get("Size", "")):
         asked |= {"width": size[1], "height": size[2]}
     if "Sampler" in settings:
-        # A text without the type is older than the types; the name says it all.
-        asked["scheduler"] = _scheduler(
-            settings["Sampler"], settings.get("Schedule type", "Uniform")
-        )
+        asked["scheduler"] = _scheduler(settings["Sampler"], settings.get("Schedule type", ""))
     return asked
 
 
@@ -301,31 +270,31 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def _sampler(scheduler: str) -> tuple[str, str]:
-    """A1111's sampler and schedule type for a scheduler's name, such as `DPM++ 2M Karras`."""
-    base, schedule_type = _split_schedule(scheduler)
-    sampler = _SAMPLER_OF.get(base, base)
-    if not schedule_type:
-        schedule_type = "Automatic" if sampler in _WITHOUT_SCHEDULE else "Uniform"
-    return sampler, schedule_type
+def _sampler(name: str) -> tuple[str, str]:
+    """A1111's sampler and schedule type for a scheduler such as `DPM++ 2M Karras`."""
+    try:
+        sampler, schedule = scheduler.parse(name)
+    except BadRequest:
+        return name, ""  # of a record that another version of sdamd wrote
+    other_name = _SAMPLER_OF.get(sampler.name, sampler.name)
+    return other_name, "Automatic" if other_name in _WITHOUT_SCHEDULE else str(schedule)
 
 
 def _scheduler(sampler: str, schedule_type: str) -> str:
-    """The scheduler's name for A1111's sampler and schedule type."""
-    base, in_name = _split_schedule(sampler)
-    if schedule_type == "Automatic":
-        schedule_type = _AUTOMATIC.get(base, "Uniform")
-    suffix = in_name or schedule_type
-    base = _NAME_OF.get(base, base)
-    return base if suffix == "Uniform" else f"{base} {suffix}"
+    """The scheduler's name for A1111's sampler and schedule type.
 
-
-def _split_schedule(name: str) -> tuple[str, str]:
-    """Take the schedule type off the end of a name; the longest that fits is taken."""
-    for schedule_type in sorted(_SCHEDULE_TYPES, key=len, reverse=True):
-        if name.endswith(f" {schedule_type}"):
-            return name.removesuffix(f" {schedule_type}"), schedule_type
-    return name, ""
+    Before A1111 1.9 there was no type and a schedule stood at the end of the sampler's name,
+    where it still counts. A name that is not known is left for the request's own check.
+    """
+    name = sampler if schedule_type == "Automatic" else f"{sampler} {schedule_type}".rstrip()
+    try:
+        if scheduler.parse(sampler)[1] is not Schedule.UNIFORM:
+            return scheduler.resolve(sampler)
+        if schedule_type == "Automatic":
+            return scheduler.automatic(sampler)
+        return scheduler.resolve(name)
+    except BadRequest:
+        return name
 
 
 def _quoted(value: str) -> str:

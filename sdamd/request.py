@@ -5,13 +5,12 @@ readers of files are all made from this one list; a new parameter is one line he
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Self, get_args
 
-from sdamd.errors import BadRequest
+from sdamd.errors import BadRequest, unknown
 
 SEED_MAX = 2**64 - 1
 PROMPT_MAX_BYTES = 64 * 1024
@@ -21,9 +20,8 @@ PROMPT_MAX_BYTES = 64 * 1024
 class Limits:
     """What a field allows, and how to present it.
 
-    `minimum` and `maximum` are inclusive; `multiple_of` counts from 0; `choices` are offered,
-    and enforced where `strict_choices` says so; `max_bytes` is of the UTF-8 text.
-    `help` is one line for `--help` and the UI.
+    `minimum` and `maximum` are inclusive; `multiple_of` counts from 0; `max_bytes` is of the
+    UTF-8 text. `help` is one line for `--help` and the UI.
     """
 
     help: str
@@ -146,7 +144,7 @@ class Request:
         return cls(**parsed)  # type: ignore[arg-type]  # _parse gave each field its own type
 
     def to_dict(self) -> dict[str, object]:
-        """The fields that are not at their defaults; a seed is text, since JSON readers round it."""
+        """The fields that are not at their defaults; a seed is text: JSON readers round it."""
         given = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
         if "seed" in given:
             given["seed"] = str(given["seed"])
@@ -208,14 +206,6 @@ def type_of(asked: Field[Any]) -> type:
         declared = next(t for t in get_args(declared) if t is not type(None))
     assert isinstance(declared, type)
     return declared
-
-
-def unknown(name: str, known: Sequence[str], what: str) -> str:
-    """The sentence for a name that is not there, with the nearest that are."""
-    near = get_close_matches(name.casefold(), [k.casefold() for k in known], n=3, cutoff=0.5)
-    nearest = [k for k in known if k.casefold() in near][:3]
-    hint = f"the nearest: {', '.join(nearest)}" if nearest else f"known: {', '.join(known)}"
-    return f"{what} {name!r} is not known; {hint}"
 
 
 def _parse(asked: Field[Any], value: object) -> object:

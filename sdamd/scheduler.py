@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from sdamd.errors import BadRequest
-from sdamd.request import unknown
+from sdamd.errors import BadRequest, unknown
 
 
 class Schedule(StrEnum):

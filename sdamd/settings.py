@@ -10,8 +10,7 @@ from typing import Any, Self
 
 from platformdirs import user_data_path
 
-from sdamd.errors import BadRequest, StorageError
-from sdamd.request import unknown
+from sdamd.errors import BadRequest, StorageError, unknown
 
 DEFAULT_FILENAME = "[number]-[seed]-[prompt]"
 
@@ -132,4 +131,7 @@ def _parse(name: str, value: object) -> object:
         if str(value).lower() in ("1", "true", "yes", "0", "false", "no"):
             return str(value).lower() in ("1", "true", "yes")
         raise BadRequest(f"in_process is {value!r}; allowed true or false")
-    return str(value)
+    # A file may give the index of a GPU as a number.
+    if isinstance(value, str) or (name == "device" and type(value) is int):
+        return str(value)
+    raise BadRequest(f"{name} is {value!r}; allowed is text")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from sdamd.errors import BadRequest
+from sdamd.errors import BadRequest, unknown
 from sdamd.hardware.gpu import ARCHITECTURES, Gpu, Kind
-from sdamd.request import unknown
 
 GIB = 2**30
 
@@ -21,28 +20,34 @@ def find_card(text: str) -> Gpu:
     Raises:
         BadRequest: no such card, or no such size of it.
     """
-    name, _, size = (part.strip() for part in text.partition(":"))
+    name, colon, size = (part.strip() for part in text.partition(":"))
     if name.casefold() in ARCHITECTURES:
         return _of_target(name.casefold(), size)
     wanted = _key(name)
     for product, (arch, sizes) in _products().items():
         if wanted and _key(product) == wanted:
-            gib = int(size) if size.isdigit() else sizes[-1]
-            if size and gib not in sizes:
+            gib = _gib(size) if colon else sizes[-1]
+            if gib not in sizes:
                 allowed = " or ".join(map(str, sizes))
                 raise BadRequest(
-                    f"{product} is asked for with {size} GiB; it was sold with {allowed}"
+                    f"{product} is asked for with {size or 'no'} GiB; it was sold with {allowed}"
                 )
             return _gpu(product, arch, gib)
     raise BadRequest(unknown(text, [*_products(), *ARCHITECTURES], "card"))
 
 
 def _of_target(arch: str, size: str) -> Gpu:
-    if not size.isdigit() or not 1 <= int(size) <= 1024:
+    gib = _gib(size)
+    if not 1 <= gib <= 1024:
         raise BadRequest(
             f"{arch} is asked for with {size or 'no'} GiB; allowed 1 to 1024, as {arch}:16"
         )
-    return _gpu(arch, arch, int(size))
+    return _gpu(arch, arch, gib)
+
+
+def _gib(size: str) -> int:
+    """The number; 0, which no card has, for anything else."""
+    return int(size) if re.fullmatch(r"[0-9]{1,4}", size) else 0
 
 
 def _gpu(name: str, arch: str, gib: int) -> Gpu:
@@ -51,8 +56,8 @@ def _gpu(name: str, arch: str, gib: int) -> Gpu:
 
 
 def _key(name: str) -> str:
-    """Names are compared without maker, series word, blanks and case: `rx7900xtx`."""
-    return re.sub(r"amd|radeon|instinct|[\s_-]", "", name.casefold())
+    """Names are compared without maker, series words, blanks and case: `7900xtx`."""
+    return re.sub(r"amd|radeon|instinct|rx|[\s_-]", "", name.casefold())
 
 
 @cache
