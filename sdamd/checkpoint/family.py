@@ -85,18 +85,18 @@ _SD2 = Family(
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
     for family in (
-        # Also stands for any other small model in the layout of StableDiffusionPipeline; its
-        # size, channels and counts are then read from the folder.
+        # The embedded model. Also stands for any other model of its own dimensions in the layout
+        # of StableDiffusionPipeline; its size, channels and counts are then read from the folder.
         Family(
             name="tiny",
             title="small Stable Diffusion model",
             width=128,
             height=128,
             defaults=Defaults(steps=20, guidance_scale=4.0, scheduler="DPM++ 2M", upscale=4),
-            prediction_type=EPSILON,
+            prediction_type=V_PREDICTION,
             config="",
             pipeline="StableDiffusionPipeline",
-            parameters=Parameters(unet=0, vae=0, text_encoders=(0,)),
+            parameters=Parameters(unet=5_599_652, vae=2_285_863, text_encoders=(526_336,)),
         ),
         Family(
             name="sd15",

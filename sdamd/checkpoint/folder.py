@@ -204,6 +204,7 @@ def _family_of_folder(
     prediction_type: str,
     parameters: Parameters,
 ) -> Family:
+    """Take the family of the same size, else make one for a model of its own dimensions."""
     unet, vae = configs["unet"], configs["vae"]
     known = [
         family
@@ -226,11 +227,7 @@ def _family_of_folder(
             f"{path} does not say its size: unet sample_size is {size!r}, "
             f"vae block_out_channels is {blocks!r}"
         )
-    return _custom(parameters, scale=2 ** (len(blocks) - 1), size=size, channels=channels)
-
-
-def _custom(parameters: Parameters, *, scale: int, size: int, channels: int) -> Family:
-    """A family for a model of its own dimensions, made for `size` by `size` latents."""
+    scale = 2 ** (len(blocks) - 1)
     tiny = FAMILIES["tiny"]
     pixels = size * scale
     upscale = tiny.defaults.upscale if pixels <= tiny.width else 1
@@ -238,6 +235,7 @@ def _custom(parameters: Parameters, *, scale: int, size: int, channels: int) -> 
         tiny,
         width=pixels,
         height=pixels,
+        prediction_type=prediction_type,
         latent_channels=channels,
         vae_scale_factor=scale,
         parameters=parameters,

@@ -1,0 +1,41 @@
+"""The seam between engines: what a backend must do, and the only door to torch."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from PIL.Image import Image
+
+from sdamd.checkpoint import Checkpoint
+from sdamd.errors import BadImage
+from sdamd.plan import Plan
+from sdamd.request import Job
+
+Watch: TypeAlias = Callable[[int, int], bool]
+"""Called after each step with (step, steps); returns True to stop."""
+
+
+class Pipeline(Protocol):
+    """A checkpoint that is loaded and ready."""
+
+    def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Image | BadImage]:
+        """Make one RGB picture per job; all jobs are equal but for prompts, seed and index."""
+        ...
+
+
+class Backend(Protocol):
+    """One engine on one device; the sole owner of that device's memory."""
+
+    def load(self, checkpoint: Checkpoint, plan: Plan) -> Pipeline:
+        """Load the weights, offline."""
+        ...
+
+
+def open_backend() -> Backend:
+    """Load the engine of this machine, and torch with it, which takes seconds."""
+    # They talk while they are imported and later, of what sdamd says itself or does not use.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+    from sdamd.backends.torch_backend import TorchBackend  # noqa: PLC0415  # the only door
+
+    return TorchBackend()

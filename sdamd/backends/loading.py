@@ -1,0 +1,201 @@
+"""Turns a checkpoint on disk into the unchanged pipeline of diffusers, offline.
+
+Whatever the network says, nothing is fetched: configs of single files and the CLIP vocabulary
+ship with sdamd, and folders are read where they lie. Components are loaded one at a time, each
+by the class that the family names, never by one that a folder names.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    EulerDiscreteScheduler,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
+from safetensors import SafetensorError
+from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+from transformers.utils import logging as transformers_logging
+
+from sdamd.backends.single_file import Parts, load_single_file, refuse_gaps
+from sdamd.checkpoint import Checkpoint, Layout
+from sdamd.errors import BadCheckpoint, OutOfVram
+from sdamd.plan import Plan
+
+
+def load_components(
+    checkpoint: Checkpoint, plan: Plan, device: torch.device
+) -> StableDiffusionPipeline | StableDiffusionXLPipeline:
+    """Load all weights onto `device` in the plan's dtypes.
+
+    The pipeline's scheduler only carries the training schedule (betas, `prediction_type`, zero
+    terminal SNR); the one that a job asks for is made from its config. There is no safety
+    checker. On the CPU, weights that keep their stored dtype may be a view of the file.
+
+    Raises:
+        BadCheckpoint: a component is incomplete, or the file changed since it was identified.
+        OutOfVram: the device has no room for the weights.
+    """
+    parts: Parts
+    with _translated(checkpoint):
+        if checkpoint.layout is Layout.FOLDER:
+            parts = _load_folder(checkpoint, plan, device)
+        else:
+            parts = load_single_file(checkpoint, plan, device)
+            for name, pad_token in zip(
+                _tokenizers(checkpoint), checkpoint.family.pad_tokens, strict=True
+            ):
+                parts[name] = clip_tokenizer(pad_token)
+    parts["scheduler"] = _training_schedule(checkpoint, parts["scheduler"])
+    if checkpoint.family.pipeline == "StableDiffusionXLPipeline":
+        return StableDiffusionXLPipeline(**parts, add_watermarker=False)
+    return StableDiffusionPipeline(
+        **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
+    )
+
+
+def clip_tokenizer(pad_token: str) -> CLIPTokenizer:
+    """Make the tokenizer that every CLIP text encoder was trained with.
+
+    The ids follow from the merges alone: the 256 bytes as letters, the same as ends of words,
+    one token per merge, the start and the end of a text.
+    Source: https://github.com/openai/CLIP/blob/main/clip/simple_tokenizer.py
+    """
+    packed = (files("sdamd") / "assets" / "clip" / "merges.txt.gz").read_bytes()
+    merges = gzip.decompress(packed).decode("utf-8").splitlines()
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(n) for n in printable] + [chr(256 + n) for n in range(256 - len(printable))]
+    tokens = [
+        *letters,
+        *(f"{letter}</w>" for letter in letters),
+        *(merge.replace(" ", "") for merge in merges),
+        "<|startoftext|>",
+        "<|endoftext|>",
+    ]
+    tokenizer = CLIPTokenizer(
+        vocab={token: number for number, token in enumerate(tokens)},
+        merges=[tuple(merge.split(" ")) for merge in merges],
+        model_max_length=77,
+    )
+    return _padded_with(tokenizer, pad_token)
+
+
+def _padded_with(tokenizer: CLIPTokenizer, pad_token: str) -> CLIPTokenizer:
+    """Set the pad token after construction, so that it stays an ordinary word in prompts.
+
+    OpenCLIP pads with `!`. Given at construction it would be a special token, cut out of
+    prompts: "wow!" would become other ids than those the encoder was trained on.
+    """
+    tokenizer.pad_token = pad_token
+    return tokenizer
+
+
+_SCHEDULE: Final = (
+    "beta_start",
+    "beta_end",
+    "beta_schedule",
+    "trained_betas",
+    "num_train_timesteps",
+    "timestep_spacing",
+)
+
+
+def _training_schedule(checkpoint: Checkpoint, config: Mapping[str, Any]) -> EulerDiscreteScheduler:
+    """Carry what the model was trained with; the rest of a folder's config is about one sampler."""
+    return EulerDiscreteScheduler.from_config(
+        {
+            **{key: config[key] for key in _SCHEDULE if key in config},
+            # All of Stable Diffusion; configs that say 0 are from before the field was heeded.
+            "steps_offset": 1,
+            "prediction_type": checkpoint.prediction_type,
+            "rescale_betas_zero_snr": checkpoint.zero_terminal_snr,
+        }
+    )
+
+
+def _tokenizers(checkpoint: Checkpoint) -> list[str]:
+    return ["tokenizer", "tokenizer_2"][: len(checkpoint.family.pad_tokens)]
+
+
+def _load_folder(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> Parts:
+    classes: dict[str, Any] = {
+        "unet": UNet2DConditionModel,
+        "vae": AutoencoderKL,
+        "text_encoder": CLIPTextModel,
+    }
+    if checkpoint.family.pipeline == "StableDiffusionXLPipeline":
+        classes["text_encoder_2"] = CLIPTextModelWithProjection
+    parts: Parts = {}
+    for name, kind in classes.items():
+        dtype = plan.vae_dtype if name == "vae" else plan.dtype
+        with _quietly():
+            model, found = kind.from_pretrained(
+                checkpoint.path,
+                subfolder=name,
+                variant=_variant(checkpoint, dtype),
+                dtype=getattr(torch, dtype),
+                local_files_only=True,
+                use_safetensors=True,
+                low_cpu_mem_usage=True,
+                output_loading_info=True,
+            )
+        refuse_gaps(checkpoint, name, missing=found["missing_keys"])
+        parts[name] = model.to(device).eval().requires_grad_(requires_grad=False)
+    for name in _tokenizers(checkpoint):
+        parts[name] = _folder_tokenizer(checkpoint.path, name)
+    config = checkpoint.path / "scheduler" / "scheduler_config.json"
+    parts["scheduler"] = json.loads(config.read_text("utf-8-sig"))
+    return parts
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Draw no bar for the milliseconds that transformers takes to load a text encoder."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _variant(checkpoint: Checkpoint, dtype: str) -> str | None:
+    """Choose the files of half the size where they lose nothing, or where there are no others."""
+    if "" not in checkpoint.variants:
+        return "fp16"
+    return "fp16" if "fp16" in checkpoint.variants and dtype == "float16" else None
+
+
+def _folder_tokenizer(path: Path, subfolder: str) -> CLIPTokenizer:
+    load = CLIPTokenizer.from_pretrained
+    tokenizer = load(path, subfolder=subfolder, local_files_only=True)
+    pad_token = tokenizer.pad_token
+    if pad_token == tokenizer.eos_token:
+        return tokenizer
+    tokenizer = load(
+        path, subfolder=subfolder, local_files_only=True, pad_token=tokenizer.eos_token
+    )
+    return _padded_with(tokenizer, pad_token)
+
+
+@contextmanager
+def _translated(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turn the libraries' errors into sentences about the checkpoint."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfVram(
+            f"the device has no room for the {checkpoint.parameters.total} weights of "
+            f"{checkpoint.name}"
+        ) from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadCheckpoint(f"{checkpoint.path} cannot be loaded: {error}") from error

@@ -1,0 +1,240 @@
+"""Loads a single file in the layout of the original training code into diffusers' classes.
+
+Each model is built without weights and then given those of the file under their new names, so
+at no time is there a second copy. The names of UNet and VAE are converted by diffusers, those
+of the text encoders here: diffusers' own conversion follows the classes of transformers, whose
+attribute names change between versions, and it fills gaps with random weights.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import torch
+from accelerate import init_empty_weights
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers.loaders.single_file_utils import (
+    convert_ldm_unet_checkpoint,
+    convert_ldm_vae_checkpoint,
+)
+from safetensors import safe_open
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+from sdamd.checkpoint import Checkpoint
+from sdamd.errors import BadCheckpoint
+from sdamd.plan import Plan
+
+Parts: TypeAlias = dict[str, Any]
+"""Component name, as the pipeline's argument is called, -> component."""
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Component:
+    """Where a component lies in the file and how it becomes a model.
+
+    `convert` gets the tensors under `prefix`, by their full names, and the config.
+    """
+
+    name: str
+    prefix: str
+    build: Callable[[dict[str, Any]], Any]
+    convert: Callable[[Tensors, dict[str, Any]], Tensors]
+
+
+def _clip(tensors: Tensors, prefix: str) -> Tensors:
+    """Names of CLIPTextModel. Some early files lack the `text_model.` in between."""
+    names = {name: name.removeprefix(prefix).removeprefix("text_model.") for name in tensors}
+    return {new: tensors[old] for old, new in names.items() if not new.endswith("position_ids")}
+
+
+_OPEN_CLIP_NAMES: Final[Sequence[tuple[str, str]]] = (
+    (r"^positional_embedding$", "embeddings.position_embedding.weight"),
+    (r"^token_embedding\.", "embeddings.token_embedding."),
+    (r"^ln_final\.", "final_layer_norm."),
+    (r"^transformer\.resblocks\.", "encoder.layers."),
+    (r"\.ln_(\d)\.", r".layer_norm\1."),
+    (r"\.attn\.", ".self_attn."),
+    (r"\.c_fc\.", ".fc1."),
+    (r"\.c_proj\.", ".fc2."),
+)
+
+
+def _open_clip(tensors: Tensors, prefix: str, layers: int) -> Tensors:
+    """Names of CLIPTextModel, from OpenCLIP's; blocks from `layers` on stay unused."""
+    state: Tensors = {}
+    for name, tensor in tensors.items():
+        new = name.removeprefix(prefix)
+        for pattern, replacement in _OPEN_CLIP_NAMES:
+            new = re.sub(pattern, replacement, new)
+        block = re.match(r"encoder\.layers\.(\d+)\.", new)
+        if new in {"logit_scale", "text_projection"} or (block and int(block[1]) >= layers):
+            continue
+        if packed := re.fullmatch(r"(.*\.)in_proj_(weight|bias)", new):
+            # One matrix of three: rows of queries, then keys, then values.
+            for which, rows in zip("qkv", tensor.chunk(3), strict=True):
+                state[f"{packed[1]}{which}_proj.{packed[2]}"] = rows
+        else:
+            state[new] = tensor
+    return state
+
+
+def _open_clip_projected(tensors: Tensors, prefix: str, layers: int) -> Tensors:
+    """Names of CLIPTextModelWithProjection; OpenCLIP multiplies from the other side."""
+    state = {f"text_model.{k}": v for k, v in _open_clip(tensors, prefix, layers).items()}
+    projection = tensors.get(f"{prefix}text_projection")
+    if projection is not None:
+        state["text_projection.weight"] = projection.T
+    return state
+
+
+_UNET: Final = _Component(
+    name="unet",
+    prefix="model.diffusion_model.",
+    build=UNet2DConditionModel.from_config,
+    convert=convert_ldm_unet_checkpoint,
+)
+_VAE: Final = _Component(
+    name="vae",
+    prefix="first_stage_model.",
+    build=AutoencoderKL.from_config,
+    convert=convert_ldm_vae_checkpoint,
+)
+
+
+def _text_model(config: dict[str, Any]) -> Any:
+    return CLIPTextModel(CLIPTextConfig(**config))
+
+
+def _projected_text_model(config: dict[str, Any]) -> Any:
+    return CLIPTextModelWithProjection(CLIPTextConfig(**config))
+
+
+def _clip_at(prefix: str) -> _Component:
+    return _Component(
+        name="text_encoder",
+        prefix=prefix,
+        build=_text_model,
+        convert=lambda tensors, _: _clip(tensors, prefix),
+    )
+
+
+_SD2_PREFIX: Final = "cond_stage_model.model."
+_BIG_G_PREFIX: Final = "conditioner.embedders.1.model."
+_COMPONENTS: Final[Mapping[str, Sequence[_Component]]] = {
+    "sd15": (_UNET, _VAE, _clip_at("cond_stage_model.transformer.")),
+    "sd21": (
+        _UNET,
+        _VAE,
+        _Component(
+            name="text_encoder",
+            prefix=_SD2_PREFIX,
+            build=_text_model,
+            convert=lambda tensors, config: _open_clip(
+                tensors, _SD2_PREFIX, config["num_hidden_layers"]
+            ),
+        ),
+    ),
+    "sdxl": (
+        _UNET,
+        _VAE,
+        _clip_at("conditioner.embedders.0.transformer."),
+        _Component(
+            name="text_encoder_2",
+            prefix=_BIG_G_PREFIX,
+            build=_projected_text_model,
+            convert=lambda tensors, config: _open_clip_projected(
+                tensors, _BIG_G_PREFIX, config["num_hidden_layers"]
+            ),
+        ),
+    ),
+}
+
+
+def load_single_file(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> Parts:
+    """Load UNet, VAE and text encoders; `scheduler` is the config of the training schedule.
+
+    Raises:
+        BadCheckpoint: weights are missing, left over or of another shape.
+        SafetensorError: the file changed since it was identified.
+    """
+    family = checkpoint.family
+    configs = files("sdamd") / "assets" / "configs" / family.config
+    parts: Parts = {}
+    for component in _COMPONENTS[family.config]:
+        config = json.loads((configs / component.name / "config.json").read_text("utf-8"))
+        if component is _UNET:
+            config["sample_size"] = family.width // family.vae_scale_factor
+        dtype = plan.vae_dtype if component is _VAE else plan.dtype
+        state = component.convert(_tensors(checkpoint.path, component.prefix), config)
+        # Buffers stay real: the text encoders compute theirs, no file holds them.
+        with init_empty_weights(include_buffers=False):
+            model = component.build(config)
+        _fill(checkpoint, component.name, model, state, device, getattr(torch, dtype))
+        parts[component.name] = model.to(device).eval().requires_grad_(requires_grad=False)
+    scheduler = configs / "scheduler" / "scheduler_config.json"
+    parts["scheduler"] = json.loads(scheduler.read_text("utf-8"))
+    return parts
+
+
+def refuse_gaps(
+    checkpoint: Checkpoint, component: str, *, missing: Iterable[str], unknown: Iterable[str] = ()
+) -> None:
+    """Refuse a component whose weights are not exactly those of its architecture.
+
+    Raises:
+        BadCheckpoint: with the first names of each kind.
+    """
+    problems = [
+        f"{what} {', '.join(sorted(names)[:3])}{' ...' if len(names) > 3 else ''}"
+        for what, names in (("lacks", list(missing)), ("has the unknown", list(unknown)))
+        if names
+    ]
+    if problems:
+        raise BadCheckpoint(
+            f"{checkpoint.path} does not fit {checkpoint.family.title}: its {component} "
+            f"{' and '.join(problems)}"
+        )
+
+
+def _tensors(path: Path, prefix: str) -> Tensors:
+    """Read what lies under `prefix`; on the CPU these are views of the file."""
+    with safe_open(path, framework="pt") as file:
+        return {
+            name: file.get_tensor(name) for name in file.offset_keys() if name.startswith(prefix)
+        }
+
+
+def _fill(
+    checkpoint: Checkpoint,
+    component: str,
+    model: Any,
+    state: Tensors,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Give an empty model its weights, one tensor at a time, in their place and dtype."""
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    refuse_gaps(
+        checkpoint,
+        component,
+        missing=wanted.keys() - state.keys(),
+        unknown=state.keys() - wanted.keys(),
+    )
+    refuse_gaps(
+        checkpoint,
+        component,
+        missing=[
+            f"{name} of shape {list(shape)} (there: {list(state[name].shape)})"
+            for name, shape in wanted.items()
+            if state[name].shape != shape
+        ],
+    )
+    for name in wanted:
+        state[name] = state[name].to(device=device, dtype=dtype).contiguous()
+    model.load_state_dict(state, assign=True)
