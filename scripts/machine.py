@@ -60,7 +60,11 @@ def look(root: Path | None = None, platform: str | None = None, name: str | None
 
 
 def environment(machine: Machine, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the environment for sdamd, and notes on variables that the person set otherwise."""
+    """Return the environment for sdamd, and notes on variables that the person set otherwise.
+
+    The other GPUs are not hidden here: `--device` may still choose one of them, and the process
+    that renders is given its own mask.
+    """
     build = machine.build
     result = dict(environ)
     notes = []
@@ -81,5 +85,4 @@ def environment(machine: Machine, environ: Mapping[str, str]) -> tuple[dict[str,
             f"{override} is {environ[override]!r} although {build.name} has kernels of its own "
             "for this GPU, which is a known cause of crashes: unset it"
         )
-    result.update(machine.detection.mask)
     return result, notes

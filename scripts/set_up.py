@@ -134,10 +134,12 @@ def describe(machine: Machine, options: Options) -> Iterator[str]:
     yield _quoted([python, "-c", CHECK], windows=windows)
     environ, notes = environment(machine, {} if options.root else os.environ)
     reasons = {variable.name: variable.reason for variable in build.environment}
-    for name in [*reasons, *detection.mask]:
-        yield f"# {name}: {reasons.get(name, 'hides the GPUs that are not used')}"
+    for name, reason in reasons.items():
+        yield f"# {name}: {reason}"
         value = environ[name]
         yield f"set {name}={value}" if windows else f"export {name}={shlex.quote(value)}"
+    for name, value in detection.mask.items():
+        yield f"# the process that renders sees no other GPU: {name}={value}"
     for note in notes:
         yield f"# note: {note}"
     if not options.setup_only:

@@ -58,7 +58,8 @@ class Record:
 
     `checkpoint_sha256` is 64 hexadecimal digits, or empty where there is no single file to hash.
     `device`, `dtype` and `vae_dtype` are notes for people: rounding differs between them.
-    `created` is ISO 8601 with the zone. Empty text means not known.
+    `created` is ISO 8601 with the zone. Empty text means not known. `together` is how many
+    pictures shared the pass, since kernels round differently by the size of a batch.
     """
 
     job: Job
@@ -69,6 +70,7 @@ class Record:
     dtype: str = ""
     vae_dtype: str = ""
     created: str = ""
+    together: int = 1
 
 
 def to_json(record: Record) -> str:
@@ -107,8 +109,11 @@ def from_json(text: str) -> Record:
     problems = [
         f"{name} is {_shown(value)}; allowed is text"
         for name, value in notes.items()
-        if not isinstance(value, str)
+        if not isinstance(value, str) and name != "together"
     ]
+    together = notes.get("together", 1)
+    if isinstance(together, bool) or not isinstance(together, int) or not 1 <= together <= 64:
+        problems.append(f"together is {_shown(together)}; allowed 1 to 64")
     if problems:
         raise BadMetadata("\n".join(problems))
     notes = {"version": "", "checkpoint_name": ""} | notes

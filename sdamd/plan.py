@@ -9,7 +9,7 @@ from itertools import product
 from sdamd import vram
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadRequest
-from sdamd.hardware.gpu import ARCHITECTURES, Gpu, Kind
+from sdamd.hardware.gpu import FusedAttention, Gpu
 from sdamd.request import Job
 from sdamd.settings import Dtype, Settings
 
@@ -22,8 +22,11 @@ TILES = (0, 512, 256)
 """Sides of the VAE's tiles in pixels, in order of preference; 0 is no tiles."""
 BATCH_MAX = 4
 """On a GPU more pictures at once gain nothing: measured on RDNA 2 and 3, flat beyond four."""
-BATCH_MAX_SMALL = 8
-"""For the embedded model, whose steps are shorter than Python's share of them."""
+BATCH_MAX_SMALL = 16
+"""For small models, whose steps are shorter than Python's share of them: at 128 pixels a picture
+of sixteen takes 60 % of the time of a single one."""
+BATCH_PIXELS_SMALL = 16 * 128 * 128
+"""With more pixels in a pass that gain is gone, and the first picture only comes later."""
 
 
 class Verdict(StrEnum):
@@ -53,9 +56,10 @@ class Plan:
     """The choices for one run. `dtype` is `float32`, `float16` or `bfloat16`.
 
     `vae_dtype` may be wider than `dtype`, since some VAEs overflow in float16. `vae_tile` is the
-    side of the tiles in which the VAE works, in pixels; 0 is the whole picture at once. `batch`
-    is how many pictures share one denoising pass. `attention` is `sdpa` or `sliced`, `offload`
-    `none` or `model` (parts wait in RAM until their turn). `budget_bytes` is None on the CPU.
+    side of the tiles in which the VAE works, in pixels, on one picture after another; 0 is all
+    pictures whole and at once. `batch` is how many pictures share one denoising pass.
+    `attention` is `sdpa` or `sliced`, `offload` `none` or `model` (parts wait in RAM until their
+    turn). `budget_bytes` is None on the CPU, and where nobody knows the size of the memory.
     """
 
     device: str
@@ -131,9 +135,10 @@ def more_frugal(plan: Plan) -> Plan | None:
 
 
 def nearest_that_fits(
-    job: Job, gpu: Gpu, checkpoint: Checkpoint, settings: Settings, *, budget_bytes: int | None = None
+    job: Job, gpu: Gpu, checkpoint: Checkpoint, settings: Settings,
+    *, budget_bytes: int | None = None,
 ) -> dict[str, int] | None:  # fmt: skip
-    """The largest size of about the same shape that fits, as request fields."""
+    """The largest size of about the same shape that fits, as request fields; None for none."""
     for percent in range(95, 5, -5):
         width, height = (
             max(64, side * percent // 100 // 64 * 64) for side in (job.width, job.height)
@@ -145,61 +150,66 @@ def nearest_that_fits(
     return None
 
 
-def budget_of(gpu: Gpu) -> int:
-    """What a run may take: an APU's share of RAM or a card's own memory, less what is spoken for."""
-    memory = max(gpu.vram_bytes, gpu.gtt_bytes) if gpu.kind is Kind.APU else gpu.vram_bytes
-    return max(0, memory - vram.CONTEXT_BYTES - DESKTOP_BYTES)
+def budget_of(gpu: Gpu) -> int | None:
+    """What a run may take of the memory, less what is spoken for; None where its size is unknown.
+
+    Windows often cannot tell the size, and a guess would force tiles on a large card.
+    """
+    if not gpu.usable_bytes:
+        return None
+    return max(0, gpu.usable_bytes - vram.CONTEXT_BYTES - DESKTOP_BYTES)
 
 
 def _ways(
     job: Job, gpu: Gpu | None, checkpoint: Checkpoint, settings: Settings,
     count: int, budget_bytes: int | None,
 ) -> Iterator[Plan]:  # fmt: skip
-    dtype, vae_dtype, reasons = _dtypes(gpu, checkpoint, settings)
+    dtype, vae_dtype, why = _dtypes(gpu, checkpoint, settings)
+    reasons = (*checkpoint.reasons, *why)
     # The mask that the worker starts under leaves torch this GPU alone, so it needs no index.
     device = "cpu" if gpu is None else "cuda"
     attention = "sdpa" if gpu is None or _fused(gpu) else "sliced"
-    if attention == "sliced" and gpu is not None:
-        reasons = (*reasons, f"attention one head at a time: {gpu.arch} has no fused kernel")
-    most = (
-        BATCH_MAX_SMALL if checkpoint.family.name == "tiny" else (1 if gpu is None else BATCH_MAX)
-    )
-    largest = min(count, settings.batch_size or most)
-    batches = [largest]
+    if gpu is not None:
+        reasons += tuple(_limits_of(gpu))
+        budget_bytes = budget_of(gpu) if budget_bytes is None else budget_bytes
+    offloads = ("none",) if gpu is None else ("none", "model")
+    batches = _batches(job, gpu, checkpoint, settings, count)
+    for offload, tile, batch in product(offloads, TILES, batches):
+        way = Plan(
+            device=device, dtype=dtype, vae_dtype=vae_dtype, batch=batch, vae_tile=tile,
+            attention=attention, offload=offload, stages=Stages(text=0, denoise=0, decode=0),
+            budget_bytes=budget_bytes, reasons=reasons,
+        )  # fmt: skip
+        fused_vae = gpu is None or _fused_vae(gpu)
+        yield replace(way, stages=_stages(way, job, checkpoint, fused_vae=fused_vae))
+
+
+def _batches(
+    job: Job, gpu: Gpu | None, checkpoint: Checkpoint, settings: Settings, count: int
+) -> list[int]:  # fmt: skip
+    """How many pictures may share a pass: from the most that make sense down to one."""
+    most = BATCH_MAX if gpu is not None else 1
+    if checkpoint.family.name == "tiny":
+        most = max(1, min(BATCH_MAX_SMALL, BATCH_PIXELS_SMALL // (job.width * job.height)))
+    batches = [min(count, settings.batch_size or most)]
     while batches[-1] > 1:
         batches.append(batches[-1] // 2)
-    if budget_bytes is None and gpu is not None:
-        budget_bytes = budget_of(gpu)
-    offloads = ("none",) if gpu is None else ("none", "model")
-    for offload, tile, batch in product(offloads, TILES, batches):
-        stages = _stages(
-            job, checkpoint, dtype=dtype, vae_dtype=vae_dtype, batch=batch, tile=tile,
-            attention=attention, offload=offload,
-        )  # fmt: skip
-        yield Plan(
-            device=device, dtype=dtype, vae_dtype=vae_dtype, batch=batch, vae_tile=tile,
-            attention=attention, offload=offload, stages=stages, budget_bytes=budget_bytes,
-            reasons=reasons,
-        )  # fmt: skip
+    return batches
 
 
-def _stages(
-    job: Job, checkpoint: Checkpoint, *, dtype: str, vae_dtype: str, batch: int, tile: int,
-    attention: str, offload: str,
-) -> Stages:  # fmt: skip
-    denoise = vram.denoise_bytes(
-        checkpoint, dtype, width=job.width, height=job.height, batch=batch, attention=attention
-    )
-    decode = vram.decode_bytes(
-        vae_dtype, width=job.width, height=job.height, batch=batch, tile=tile
-    )
-    text = vram.text_bytes(checkpoint, dtype)
+def _stages(way: Plan, job: Job, checkpoint: Checkpoint, *, fused_vae: bool) -> Stages:
+    size = {"width": job.width, "height": job.height, "batch": way.batch}
+    denoise = vram.denoise_bytes(checkpoint, way.dtype, attention=way.attention, **size)
+    decode = vram.decode_bytes(way.vae_dtype, tile=way.vae_tile, fused=fused_vae, **size)
     parts = checkpoint.parameters
-    if offload == "model":
-        unet, vae = parts.unet * vram.BYTES_OF[dtype], parts.vae * vram.BYTES_OF[vae_dtype]
+    if way.offload == "model":
+        unet = parts.unet * vram.BYTES_OF[way.dtype]
+        vae = parts.vae * vram.BYTES_OF[way.vae_dtype]
+        text = vram.text_bytes(checkpoint, way.dtype, batch=way.batch)
         return Stages(text=text, denoise=unet + denoise, decode=vae + decode)
-    weights = vram.weights_bytes(checkpoint, dtype, vae_dtype)
-    return Stages(text=weights + 16 * 2**20, denoise=weights + denoise, decode=weights + decode)
+    weights = vram.weights_bytes(checkpoint, way.dtype, way.vae_dtype)
+    text = weights + vram.TEXT_ACTIVATIONS * way.batch
+    return Stages(text=text, denoise=weights + denoise, decode=weights + decode)
 
 
 def _dtypes(
@@ -214,7 +224,7 @@ def _dtypes(
             )
         dtype = "float32" if settings.dtype is Dtype.AUTO else str(settings.dtype)
         return dtype, "float32", (f"{dtype} on the CPU",)
-    known = ARCHITECTURES.get(gpu.arch)
+    known = gpu.architecture
     has_bfloat16 = known is not None and known.bf16
     if settings.dtype is Dtype.BFLOAT16 and not has_bfloat16:
         raise BadRequest(f"dtype is bfloat16; allowed on {gpu.arch} are float16 and float32")
@@ -224,18 +234,33 @@ def _dtypes(
     if has_bfloat16:
         return dtype, "bfloat16", (f"{dtype}; the VAE in bfloat16, whose range it cannot leave",)
     if checkpoint.family.vae_needs_float32:
-        title = checkpoint.family.title
-        return (
-            dtype,
-            "float32",
-            (f"{dtype}; the VAE in float32, since {title}'s overflows float16",),
-        )
+        why = f"{dtype}; the VAE in float32, since {checkpoint.family.title}'s overflows float16"
+        return dtype, "float32", (why,)
     return dtype, dtype, (f"{dtype}, which {gpu.arch or 'this card'} computes at full rate",)
 
 
 def _fused(gpu: Gpu) -> bool:
-    known = ARCHITECTURES.get(gpu.arch)
-    return known is not None and known.fused_attention != "no"
+    known = gpu.architecture
+    return known is not None and known.fused_attention is not FusedAttention.NO
+
+
+def _fused_vae(gpu: Gpu) -> bool:
+    """Whether a kernel takes the VAE's heads, which are 512 wide; RDNA 3's stop at 256.
+
+    Source: AOTriton 0.11 and 0.12, which torch's ROCm builds from 2.9 on hold.
+    """
+    known = gpu.architecture
+    return known is not None and _fused(gpu) and not known.generation.startswith("RDNA3")
+
+
+def _limits_of(gpu: Gpu) -> Iterator[str]:
+    known = gpu.architecture
+    if not _fused(gpu):
+        yield f"attention one head at a time: {gpu.arch or gpu.name} has no fused kernel"
+    if known is not None and not known.rocm:
+        yield f"no current ROCm build has kernels for {gpu.arch}, so sdamd takes the CPU instead"
+    if not gpu.usable_bytes:
+        yield "the size of the memory is unknown, so nothing is spared; a budget says it"
 
 
 def _reasons(chosen: Plan, fastest: Plan) -> Iterator[str]:
@@ -246,6 +271,5 @@ def _reasons(chosen: Plan, fastest: Plan) -> Iterator[str]:
     if chosen.offload != "none":
         yield "parts wait in RAM until their turn, to fit"
     if chosen.budget_bytes is not None:
-        yield (
-            f"{chosen.stages.peak / GIB:.1f} of {chosen.budget_bytes / GIB:.1f} GiB that a run may take"
-        )
+        peak, budget = chosen.stages.peak / GIB, chosen.budget_bytes / GIB
+        yield f"{peak:.1f} of {budget:.1f} GiB that a run may take"

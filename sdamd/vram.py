@@ -23,18 +23,20 @@ class UnetForm:
     """Activations of one denoising step with guidance, per element, picture and pixel.
 
     `fused` is with an attention kernel that never holds the scores; `sliced` is with one head at
-    a time, which adds the scores of one head: `2 * es * (pixels / pixels_per_token) ** 2`.
+    a time, which adds the scores of one head, `2 * (pixels / pixels_per_token) ** 2` elements.
+    Some models compute those in float32 whatever their dtype (`upcast_attention`).
     """
 
     fused: float
     sliced: float
     pixels_per_token: int
+    upcast_attention: bool = False
 
 
 UNETS: Final[Mapping[str, UnetForm]] = {
     "sd15": UnetForm(fused=260.0, sliced=120.0, pixels_per_token=64),
-    "sd21-base": UnetForm(fused=260.0, sliced=130.0, pixels_per_token=64),
-    "sd21": UnetForm(fused=260.0, sliced=130.0, pixels_per_token=64),
+    "sd21-base": UnetForm(fused=260.0, sliced=130.0, pixels_per_token=64, upcast_attention=True),
+    "sd21": UnetForm(fused=260.0, sliced=130.0, pixels_per_token=64, upcast_attention=True),
     "sdxl": UnetForm(fused=157.5, sliced=88.8, pixels_per_token=256),
     # An upper bound: every layer of the small models is narrower than SD 1.5's.
     "tiny": UnetForm(fused=260.0, sliced=120.0, pixels_per_token=64),
@@ -44,13 +46,21 @@ DECODE_TENSORS: Final = 768.0
 DECODE_LIVE: Final = 704.0
 DECODE_WORKSPACE: Final = 2304.0
 """Of one picture, whatever the batch: Cin * kh * kw of the widest full-size convolution."""
+DECODE_ATTENTION: Final = 113.0
+"""Live while the VAE attends at an eighth of the size, where no kernel fuses that: its heads are
+512 wide. The scores come on top, with 9 bytes for each pair of latent pixels."""
 WORKSPACE_MARGIN: Final = 1.2
 """The one published Radeon figure, a W7900, lies 14 to 17 % above the im2col bound."""
 
 
-def text_bytes(checkpoint: Checkpoint, dtype: str) -> int:
-    """Weights of the text encoders; their activations are below 16 MiB a prompt."""
-    return sum(checkpoint.parameters.text_encoders) * BYTES_OF[dtype] + 16 * 2**20
+TEXT_ACTIVATIONS: Final = 32 * 2**20
+"""Of one picture's prompts in the largest text encoder, that of SDXL, in float32."""
+
+
+def text_bytes(checkpoint: Checkpoint, dtype: str, *, batch: int) -> int:
+    """Weights and activations of the text encoders."""
+    weights = sum(checkpoint.parameters.text_encoders) * BYTES_OF[dtype]
+    return weights + TEXT_ACTIVATIONS * batch
 
 
 def weights_bytes(checkpoint: Checkpoint, dtype: str, vae_dtype: str) -> int:
@@ -67,7 +77,8 @@ def denoise_bytes(
     form = UNETS[checkpoint.family.name]
     size, pixels = BYTES_OF[dtype], _rounded(width) * _rounded(height)
     if attention == "sliced":
-        scores = 2 * size * (pixels / form.pixels_per_token) ** 2
+        of_score = 4 if form.upcast_attention else size
+        scores = 2 * of_score * (pixels / form.pixels_per_token) ** 2
         tensors = form.sliced * size * batch * pixels + scores
     else:
         tensors = form.fused * size * batch * pixels
@@ -75,15 +86,23 @@ def denoise_bytes(
     return round(max(tensors, with_workspace) * WORKSPACE_MARGIN)
 
 
-def decode_bytes(dtype: str, *, width: int, height: int, batch: int, tile: int) -> int:
-    """Activations of decoding, whole (`tile` 0) or in square tiles, with workspace."""
+def decode_bytes(
+    dtype: str, *, width: int, height: int, batch: int, tile: int, fused: bool
+) -> int:  # fmt: skip
+    """Activations of decoding, with workspace.
+
+    Either all pictures at once (`tile` 0), or one after another in square tiles. `fused` is
+    whether a kernel attends over heads as wide as the VAE's without holding the scores.
+    """
     size, pixels = BYTES_OF[dtype], _rounded(width) * _rounded(height)
-    at_once = min(pixels, tile * tile) if tile else pixels * batch
     single = min(pixels, tile * tile) if tile else pixels
-    tensors = DECODE_TENSORS * size * at_once
-    with_workspace = DECODE_LIVE * size * at_once + DECODE_WORKSPACE * size * single
-    joined = 5.0 * size * pixels * batch if tile else 0.0
-    return round(max(tensors, with_workspace * WORKSPACE_MARGIN) + joined)
+    pictures = 1 if tile else batch
+    tensors = DECODE_TENSORS * size * single * pictures
+    with_workspace = (DECODE_LIVE * pictures + DECODE_WORKSPACE) * size * single
+    scores = 0.0 if fused else 9.0 * (single / 64) ** 2
+    attention = (DECODE_ATTENTION * size * single + scores) * pictures
+    joined = (5.0 + 6.0 * (batch - 1)) * size * pixels if tile else 0.0
+    return round(max(tensors, attention, with_workspace * WORKSPACE_MARGIN) + joined)
 
 
 def _rounded(side: int) -> int:

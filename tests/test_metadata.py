@@ -490,3 +490,16 @@ def test_pictures_that_cannot_be_made_again_say_why(texts: dict[str, str], sente
     """E07, E08."""
     with pytest.raises(BadMetadata, match=sentence):
         request_from_texts(texts)
+
+
+@pytest.mark.parametrize("together", [0, 65, "2", True, 1.5, None])
+def test_the_size_of_a_pass_is_checked(together: object) -> None:
+    values = json.loads(to_json(RECORD)) | {"together": together}
+    with pytest.raises(BadMetadata, match=r"together is .*; allowed 1 to 64"):
+        from_json(json.dumps(values))
+
+
+def test_an_older_record_was_made_alone() -> None:
+    values = json.loads(to_json(RECORD))
+    del values["together"]
+    assert from_json(json.dumps(values)).together == 1

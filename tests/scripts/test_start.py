@@ -121,7 +121,7 @@ def test_dry_run_names_the_gpu_the_reason_and_the_environment(
     assert any(line.startswith("# reason: Radeon RX 7800 XT is gfx1101: ") for line in lines)
     assert "export TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1" in lines
     # A01: the integrated GPU is hidden before torch can see it.
-    assert "export ROCR_VISIBLE_DEVICES=0" in lines
+    assert "# the process that renders sees no other GPU: ROCR_VISIBLE_DEVICES=0" in lines
     assert lines[-1].endswith(" -P -m sdamd generate 'a hill'")
 
 
@@ -740,11 +740,11 @@ def test_a_needless_override_is_kept_and_named() -> None:
     assert any("unset it" in note for note in notes)
 
 
-def test_the_mask_of_the_detection_narrows_the_persons() -> None:
+def test_the_persons_own_mask_stays_so_that_device_can_choose_among_all() -> None:
     detection = dataclasses.replace(WITH_RADEON.detection, mask={"ROCR_VISIBLE_DEVICES": "1"})
     machine = dataclasses.replace(WITH_RADEON, detection=detection)
     environ, notes = environment(machine, {"ROCR_VISIBLE_DEVICES": "0,1"})
-    assert environ["ROCR_VISIBLE_DEVICES"] == "1"
+    assert environ["ROCR_VISIBLE_DEVICES"] == "0,1"
     assert notes == []
 
 

@@ -1,0 +1,155 @@
+"""Puts the parts together for one machine: the composition root of every entry point."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from sdamd import batch, gallery, models, scheduler
+from sdamd.checkpoint import Checkpoint
+from sdamd.errors import BadRequest, HardwareError
+from sdamd.filename import Pattern
+from sdamd.hardware.detect import Detection, detect, pick
+from sdamd.hardware.gpu import Gpu
+from sdamd.hardware.runtime import Engine, choose_build
+from sdamd.hardware.visibility import mask_for
+from sdamd.plan import Plan, make_plan
+from sdamd.render import Event, LocalRender, Render, Rendered, Watch
+from sdamd.request import Job, Request
+from sdamd.settings import Settings
+from sdamd.worker import WorkerRender
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The picture is in its file, on the disk."""
+
+    job: Job
+    path: Path
+
+
+Happening: TypeAlias = Event | Saved
+
+
+class Studio:
+    """Settings, GPU, render and gallery of one machine.
+
+    `render` replaces the usual one, which is a child process, or this one with
+    `settings.in_process`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        render: Render | None = None,
+        detection: Detection | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.detection = detection or detect()
+        self._environ = os.environ if environ is None else environ
+        self.gpu, self.device_reason = usable_gpu(self.detection, settings.device)
+        self._render = render or self._usual_render()
+
+    def jobs(self, requests: Iterable[Request]) -> tuple[Job, ...]:
+        """Decide everything that the requests leave open.
+
+        Raises:
+            BadRequest: with the problems of all requests.
+            BadCheckpoint: a checkpoint is missing or cannot be run.
+        """
+        jobs: list[Job] = []
+        problems: list[str] = []
+        for request in requests:
+            checkpoint = self.find(request.checkpoint)
+            try:
+                made = list(batch.expand(request, checkpoint.family))
+            except BadRequest as error:
+                problems += error.problems
+                continue
+            if problem := scheduler.problem_with_steps(made[0].scheduler, made[0].steps):
+                problems.append(problem)
+            jobs += [replace(job, index=i) for i, job in enumerate(made, start=len(jobs))]
+        if problems:
+            raise BadRequest(*problems)
+        return tuple(jobs)
+
+    def find(self, name: str) -> Checkpoint:
+        """Find a checkpoint by name, file, folder or hub id, which is downloaded; empty is ours."""
+        return models.find(name, self.settings.models, models.download)
+
+    def plan(self, job: Job, *, count: int = 1) -> Plan:
+        """How jobs like this one would run here."""
+        return make_plan(job, self.gpu, self.find(job.checkpoint), self.settings, count=count)
+
+    def generate(
+        self, requests: Iterable[Request], watch: Watch = lambda: False
+    ) -> Iterator[Happening]:
+        """Make and save the pictures; everything that can be wrong is checked before the first.
+
+        Raises:
+            UserError, StorageError, HardwareError: as `errors` says.
+        """
+        yield from self.run(self.jobs(requests), watch)
+
+    def run(self, jobs: Sequence[Job], watch: Watch = lambda: False) -> Iterator[Happening]:
+        """`generate` for jobs that are decided already."""
+        Pattern.parse(self.settings.filename)
+        gallery.check_folder(self.settings.outputs)
+        for event in self._render(jobs, watch):
+            yield event
+            if isinstance(event, Rendered):
+                path = gallery.save(
+                    event.png, self.settings.outputs, self.settings.filename, event.record
+                )
+                yield Saved(job=event.job, path=path)
+
+    def start(self) -> None:
+        """Get the worker ready before the first request comes."""
+        self._render.start()
+
+    def close(self) -> None:
+        """End the worker."""
+        self._render.close()
+
+    def worker_environment(self) -> dict[str, str]:
+        """Hide the other GPUs from the worker and set what this one needs; the user's own stay."""
+        if self.gpu is None:
+            return {}
+        build = choose_build(self.gpu, self.detection.platform, sys.version_info[:2])
+        needed = {v.name: v.value for v in build.environment if v.name not in self._environ}
+        uuids = [gpu.uuid for gpu in self.detection.gpus]
+        return needed | mask_for(self.gpu.index, uuids, self._environ)
+
+    def _usual_render(self) -> Render:
+        if self.settings.in_process:
+            return LocalRender(self.settings, self.gpu)
+        return WorkerRender(self.settings, self.gpu, self.worker_environment())
+
+
+def usable_gpu(detection: Detection, device: str) -> tuple[Gpu | None, str]:
+    """The GPU to run on, or None for the CPU, and why.
+
+    Raises:
+        BadRequest: there is no such GPU.
+        HardwareError: the GPU that was asked for by its index has no ROCm here.
+    """
+    gpu = pick(detection, device)
+    if gpu is None:
+        return None, "the CPU was asked for" if device == "cpu" else detection.reason
+    build = choose_build(gpu, detection.platform, sys.version_info[:2])
+    if build.engine is Engine.ROCM:
+        return gpu, detection.reason
+    if build.engine is Engine.DIRECTML:
+        reason = f"{gpu.name} would run through DirectML, which sdamd cannot drive yet"
+    else:
+        reason = build.reason
+    if device != "auto":
+        raise HardwareError(f"device is {device}, and that cannot be used: {reason}")
+    return None, reason

@@ -1,0 +1,444 @@
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sdamd import vram
+from sdamd.batch import expand
+from sdamd.checkpoint import FAMILIES, Checkpoint
+from sdamd.errors import BadRequest
+from sdamd.hardware.gpu import ARCHITECTURES, Gpu, Kind
+from sdamd.hardware.products import find_card
+from sdamd.plan import (
+    BATCH_MAX,
+    BATCH_MAX_SMALL,
+    GIB,
+    Plan,
+    Verdict,
+    budget_of,
+    make_plan,
+    more_frugal,
+    nearest_that_fits,
+)
+from sdamd.request import Job, Request
+from sdamd.settings import Dtype, Settings
+
+Published = Mapping[str, Checkpoint]
+
+FITS, SLOWER, NO = Verdict.FITS, Verdict.SLOWER, Verdict.DOES_NOT_FIT
+
+
+def a_job(family: str, **asked: int) -> Job:
+    return next(expand(Request(seed=1, **asked), FAMILIES[family]))  # type: ignore[arg-type]
+
+
+def a_plan(
+    published: Published, card: str | None, family: str, *, count: int = 1, **asked: int
+) -> Plan:
+    gpu = None if card is None else find_card(card)
+    settings = Settings(home=Path("/nowhere"))
+    return make_plan(a_job(family, **asked), gpu, published[family], settings, count=count)
+
+
+# -- verdicts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("card", "family", "side", "verdict"),
+    [
+        ("RX 7900 XTX", "sd15", 512, FITS),
+        ("RX 7900 XTX", "sd21", 768, FITS),
+        ("RX 7900 XTX", "sdxl", 1024, FITS),
+        ("RX 9070 XT", "sdxl", 1024, FITS),
+        ("RX 6800 XT", "sd15", 512, FITS),
+        ("RX 6800 XT", "sdxl", 1024, SLOWER),
+        ("RX 6600", "sd15", 512, FITS),
+        ("RX 6600", "sd15", 1024, SLOWER),
+        ("RX 6600", "sdxl", 1024, SLOWER),
+        ("RX 580:8", "sd15", 512, FITS),
+        ("RX 580:4", "sdxl", 1024, NO),
+        ("RX 6500 XT:4", "sd15", 512, SLOWER),
+        ("RX 6500 XT:4", "sdxl", 512, NO),
+        ("RX 7900 XTX", "sd15", 8192, NO),
+        ("MI300X", "sdxl", 2048, FITS),
+        ("RX 550:2", "tiny", 128, FITS),
+    ],
+)
+def test_the_verdict_over_cards_and_families(
+    published: Published, card: str, family: str, side: int, verdict: Verdict
+) -> None:
+    plan = a_plan(published, card, family, width=side, height=side)
+    assert plan.verdict is verdict
+    assert plan.budget_bytes == budget_of(find_card(card))
+    assert (plan.stages.peak > (plan.budget_bytes or 0)) == (verdict is NO)
+
+
+def cards() -> Iterator[Gpu]:
+    for arch, row in ARCHITECTURES.items():
+        kind = Kind.APU if row.apu else Kind.DISCRETE
+        for gib in (2, 8, 24, 192):
+            yield Gpu(index=0, name=arch, arch=arch, vram_bytes=gib * GIB, kind=kind)
+
+
+@pytest.mark.parametrize(
+    "gpu", list(cards()), ids=lambda gpu: f"{gpu.arch}:{gpu.vram_bytes // GIB}"
+)
+def test_what_is_said_to_fit_fits_and_what_does_not_has_tried_everything(
+    gpu: Gpu, published: Published, machine: Settings
+) -> None:
+    for family in FAMILIES:
+        for side in (512, 2048):
+            job = a_job(family, width=side, height=side)
+            plan = make_plan(job, gpu, published[family], machine, count=4)
+            assert plan.budget_bytes is not None
+            if plan.verdict is NO:
+                assert plan.stages.peak > plan.budget_bytes
+                assert (plan.batch, plan.vae_tile, plan.offload) == (1, 256, "model")
+            else:
+                assert plan.stages.peak <= plan.budget_bytes
+            assert plan.reasons
+
+
+def test_a_faster_way_is_never_passed_over(published: Published, machine: Settings) -> None:
+    """With more memory the plan is as fast or faster: whole before tiled, in before out."""
+    job = a_job("sdxl")
+    ranks = []
+    for gib in (6, 8, 10, 12, 16, 20, 24, 32, 48):
+        gpu = find_card(f"gfx1100:{gib}")
+        plan = make_plan(job, gpu, published["sdxl"], machine, count=4)
+        tile = plan.vae_tile or math.inf
+        ranks.append((plan.verdict is not NO, plan.offload == "none", tile, plan.batch))
+    assert ranks == sorted(ranks)
+
+
+def test_rdna3_pays_for_the_scores_of_the_vae_that_rdna4_never_holds(
+    published: Published, machine: Settings
+) -> None:
+    """B10: decoding fails above a size, though the UNet ran."""
+    job = a_job("sd15", width=2048, height=2048)
+    budget = 1000 * GIB
+    needs = {
+        arch: make_plan(
+            job, find_card(f"{arch}:24"), published["sd15"], machine, budget_bytes=budget
+        ).stages.decode
+        for arch in ("gfx1030", "gfx1100", "gfx1151", "gfx1201", "gfx942")
+    }
+    scores = 9 * (2048 * 2048 // 64) ** 2
+    assert min(needs["gfx1030"], needs["gfx1100"], needs["gfx1151"]) > scores
+    assert max(needs["gfx1201"], needs["gfx942"]) < scores
+
+
+def test_without_a_fused_kernel_attention_takes_one_head_at_a_time(published: Published) -> None:
+    for arch, row in ARCHITECTURES.items():
+        plan = a_plan(published, f"{arch}:24", "sd15")
+        assert plan.attention == ("sliced" if row.fused_attention == "no" else "sdpa")
+    assert a_plan(published, None, "sd15").attention == "sdpa"
+
+
+# -- dtypes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "family", "dtype", "vae_dtype"),
+    [
+        ("gfx803:8", "sd15", "float16", "float16"),
+        ("gfx906:16", "sd15", "float16", "float16"),
+        pytest.param("gfx906:16", "sdxl", "float16", "float32", id="C01 SDXL VAE on GCN"),
+        ("gfx1030:16", "sd15", "float16", "float16"),
+        pytest.param("gfx1030:16", "sdxl", "float16", "float32", id="C01 SDXL VAE on RDNA2"),
+        ("gfx1100:24", "sd15", "float16", "bfloat16"),
+        ("gfx1100:24", "sdxl", "float16", "bfloat16"),
+        ("gfx1201:16", "sdxl", "float16", "bfloat16"),
+        ("gfx942:192", "sd21", "float16", "bfloat16"),
+        ("gfx90a:64", "tiny", "float16", "bfloat16"),
+        (None, "sd15", "float32", "float32"),
+        (None, "sdxl", "float32", "float32"),
+    ],
+)
+def test_the_dtype_left_to_sdamd(
+    published: Published, target: str | None, family: str, dtype: str, vae_dtype: str
+) -> None:
+    plan = a_plan(published, target, family)
+    assert (plan.dtype, plan.vae_dtype) == (dtype, vae_dtype)
+
+
+@pytest.mark.parametrize("arch", [a for a, row in ARCHITECTURES.items() if not row.bf16])
+def test_bfloat16_is_refused_where_no_unit_computes_it(arch: str, published: Published) -> None:
+    settings = Settings(home=Path("/nowhere"), dtype=Dtype.BFLOAT16)
+    with pytest.raises(BadRequest) as raised:
+        make_plan(a_job("sd15"), find_card(f"{arch}:8"), published["sd15"], settings)
+    assert str(raised.value) == f"dtype is bfloat16; allowed on {arch} are float16 and float32"
+
+
+def test_rdna2_and_rdna1_are_among_those_without_bfloat16() -> None:
+    without = {row.generation for row in ARCHITECTURES.values() if not row.bf16}
+    assert without == {"GCN4", "GCN5", "RDNA1", "RDNA2"}
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+def test_the_cpu_takes_two_dtypes(published: Published, dtype: Dtype) -> None:
+    settings = Settings(home=Path("/nowhere"), dtype=dtype)
+    plan = make_plan(a_job("sd15"), None, published["sd15"], settings)
+    assert (plan.device, plan.dtype, plan.vae_dtype) == ("cpu", dtype, "float32")
+
+
+def test_the_cpu_refuses_float16(published: Published) -> None:
+    settings = Settings(home=Path("/nowhere"), dtype=Dtype.FLOAT16)
+    with pytest.raises(BadRequest, match="dtype is float16; allowed on the CPU are"):
+        make_plan(a_job("sd15"), None, published["sd15"], settings)
+
+
+def test_float32_is_of_everything_when_asked_for(published: Published) -> None:
+    settings = Settings(home=Path("/nowhere"), dtype=Dtype.FLOAT32)
+    plan = make_plan(a_job("sdxl"), find_card("gfx1100:24"), published["sdxl"], settings)
+    assert (plan.dtype, plan.vae_dtype) == ("float32", "float32")
+    half = a_plan(published, "gfx1100:24", "sdxl")
+    assert plan.stages.text > 1.9 * half.stages.text - vram.TEXT_ACTIVATIONS * 2
+
+
+# -- how many at once ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("card", "family", "count", "asked", "batch"),
+    [
+        (None, "sd15", 10, 0, 1),
+        (None, "tiny", 100, 0, BATCH_MAX_SMALL),
+        (None, "tiny", 3, 0, 3),
+        (None, "sd15", 10, 3, 3),
+        ("MI300X", "sd15", 100, 0, BATCH_MAX),
+        ("MI300X", "sd15", 100, 16, 16),
+        ("MI300X", "sd15", 2, 16, 2),
+        ("RX 6600", "sd15", 4, 0, 4),
+        ("RX 6600", "sdxl", 16, 16, 4),
+    ],
+)
+def test_how_many_pictures_share_a_pass(
+    published: Published, card: str | None, family: str, count: int, asked: int, batch: int
+) -> None:
+    settings = Settings(home=Path("/nowhere"), batch_size=asked)
+    gpu = None if card is None else find_card(card)
+    plan = make_plan(a_job(family), gpu, published[family], settings, count=count)
+    assert plan.batch == batch
+
+
+# -- budget --------------------------------------------------------------------------------------
+
+
+def test_a_budget_replaces_what_the_card_says(published: Published, machine: Settings) -> None:
+    def plan(gib: float) -> Plan:
+        return make_plan(
+            a_job("sdxl"), find_card("RX 7900 XTX"), published["sdxl"], machine,
+            budget_bytes=round(gib * GIB),
+        )  # fmt: skip
+
+    assert plan(24).verdict is FITS
+    assert plan(8).verdict is SLOWER
+    assert plan(2).verdict is NO
+    assert plan(8).budget_bytes == 8 * GIB
+    assert plan(8).reasons[-1].endswith("of 8.0 GiB that a run may take")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gib"),
+    [
+        (Gpu(index=0, name="a", arch="gfx1100", vram_bytes=24 * GIB, kind=Kind.DISCRETE), 24),
+        (
+            Gpu(
+                index=0,
+                name="b",
+                arch="gfx1151",
+                vram_bytes=GIB // 2,
+                gtt_bytes=64 * GIB,
+                kind=Kind.APU,
+            ),
+            64,
+        ),
+        (
+            Gpu(
+                index=0,
+                name="c",
+                arch="gfx1151",
+                vram_bytes=96 * GIB,
+                gtt_bytes=16 * GIB,
+                kind=Kind.APU,
+            ),
+            96,
+        ),
+        (
+            Gpu(
+                index=0,
+                name="d",
+                arch="gfx1030",
+                vram_bytes=16 * GIB,
+                gtt_bytes=64 * GIB,
+                kind=Kind.DISCRETE,
+            ),
+            16,
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, Gpu) else "",
+)
+def test_the_budget_is_the_usable_memory_less_what_is_spoken_for(gpu: Gpu, gib: int) -> None:
+    budget = budget_of(gpu)
+    assert budget is not None
+    assert gib * GIB - 2 * GIB < budget < gib * GIB - GIB
+
+
+def test_a_card_smaller_than_what_is_spoken_for_leaves_nothing() -> None:
+    assert budget_of(find_card("gfx1030:1")) == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_unknown_size_of_memory_forces_nothing(
+    family: str, published: Published, machine: Settings
+) -> None:
+    """B08: DirectML said 0 or 1 GiB, and a large card was put into the low-memory mode."""
+    gpu = replace(find_card("RX 6750 XT"), vram_bytes=0)
+    plan = make_plan(a_job(family), gpu, published[family], machine)
+    assert budget_of(gpu) is None
+    assert plan.budget_bytes is None
+    assert plan.verdict is FITS
+    assert (plan.vae_tile, plan.offload) == (0, "none")
+    assert any("the size of the memory is unknown" in reason for reason in plan.reasons)
+
+
+def test_a_budget_settles_an_unknown_size(published: Published, machine: Settings) -> None:
+    """B08: the user may say what the driver does not."""
+    gpu = replace(find_card("RX 6750 XT"), vram_bytes=0)
+    plan = make_plan(a_job("sdxl"), gpu, published["sdxl"], machine, budget_bytes=8 * GIB)
+    assert plan.verdict is SLOWER
+
+
+# -- reasons -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("card", "family", "reason"),
+    [
+        ("RX 6600", "sdxl", "VAE in tiles of 512 pixels, to fit"),
+        ("RX 6600", "sdxl", "parts wait in RAM until their turn, to fit"),
+        ("RX 6600", "sdxl", "attention one head at a time: gfx1032 has no fused kernel"),
+        ("RX 580", "sd15", "no current ROCm build has kernels for gfx803"),
+        ("RX 7900 XTX", "sd15", "float16; the VAE in bfloat16"),
+        (None, "sd15", "float32 on the CPU"),
+    ],
+)
+def test_each_choice_has_its_reason(
+    published: Published, card: str | None, family: str, reason: str
+) -> None:
+    plan = a_plan(published, card, family, count=4)
+    assert any(said.startswith(reason) for said in plan.reasons)
+
+
+def test_a_smaller_batch_than_asked_for_has_its_reason(published: Published) -> None:
+    settings = Settings(home=Path("/nowhere"), batch_size=16)
+    plan = make_plan(a_job("sdxl"), find_card("RX 6600"), published["sdxl"], settings, count=16)
+    assert f"{plan.batch} at a time instead of 16, to fit" in plan.reasons
+
+
+def test_a_card_of_an_unknown_architecture_is_planned_for_carefully(
+    published: Published, machine: Settings
+) -> None:
+    gpu = Gpu(index=0, name="Radeon X", arch="gfx1399", vram_bytes=16 * GIB, kind=Kind.DISCRETE)
+    plan = make_plan(a_job("sd15"), gpu, published["sd15"], machine)
+    assert (plan.dtype, plan.attention) == ("float16", "sliced")
+
+
+# -- the ladder ----------------------------------------------------------------------------------
+
+
+def ladder(plan: Plan) -> Iterator[Plan]:
+    step: Plan | None = plan
+    while step is not None:
+        yield step
+        step = more_frugal(step)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 64])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_ladder_ends_and_never_repeats_a_way(
+    published: Published, device: str, batch: int
+) -> None:
+    plan = replace(a_plan(published, None, "sd15"), device=device, batch=batch)
+    ways = [(p.batch, p.vae_tile, p.offload) for p in ladder(plan)]
+    assert len(ways) == len(set(ways)) <= 12
+    assert ways[-1] == (1, 256, "none" if device == "cpu" else "model")
+
+
+def test_the_ladder_goes_from_what_costs_least(published: Published) -> None:
+    plan = replace(a_plan(published, "RX 7900 XTX", "sd15"), batch=4)
+    assert [(p.batch, p.vae_tile, p.offload) for p in ladder(plan)] == [
+        (4, 0, "none"),
+        (2, 0, "none"),
+        (1, 0, "none"),
+        (1, 512, "none"),
+        (1, 256, "none"),
+        (1, 256, "model"),
+    ]
+    assert "ran out of memory" in list(ladder(plan))[1].reasons[-1]
+
+
+def test_the_ladder_starts_where_the_plan_is(published: Published) -> None:
+    plan = replace(a_plan(published, "RX 7900 XTX", "sd15"), vae_tile=256, offload="model")
+    assert list(ladder(plan)) == [plan]
+
+
+# -- the nearest ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("card", "family", "width", "height"),
+    [
+        ("RX 7900 XTX", "sd15", 8192, 8192),
+        ("RX 6600", "sd15", 4096, 2048),
+        ("RX 6600", "sdxl", 2048, 3072),
+    ],
+)
+def test_the_nearest_size_fits_and_keeps_the_shape(
+    published: Published, machine: Settings, card: str, family: str, width: int, height: int
+) -> None:
+    job = a_job(family, width=width, height=height)
+    gpu, checkpoint = find_card(card), published[family]
+    assert make_plan(job, gpu, checkpoint, machine).verdict is NO
+    nearest = nearest_that_fits(job, gpu, checkpoint, machine)
+    assert nearest is not None
+    smaller = replace(job, width=nearest["width"], height=nearest["height"])
+    assert make_plan(smaller, gpu, checkpoint, machine).verdict is not NO
+    Request.from_dict(nearest)  # they are fields of a request, in their ranges
+    assert nearest["width"] / nearest["height"] == pytest.approx(width / height, rel=0.15)
+
+
+def test_where_the_weights_do_not_fit_no_size_does(published: Published, machine: Settings) -> None:
+    job = a_job("sdxl")
+    assert nearest_that_fits(job, find_card("RX 580:4"), published["sdxl"], machine) is None
+
+
+def test_the_nearest_keeps_to_the_budget(published: Published, machine: Settings) -> None:
+    job = a_job("sd15", width=2048, height=2048)
+    gpu, checkpoint = find_card("RX 7900 XTX"), published["sd15"]
+    budget = 3 * GIB
+    nearest = nearest_that_fits(job, gpu, checkpoint, machine, budget_bytes=budget)
+    assert nearest is not None
+    smaller = replace(job, width=nearest["width"], height=nearest["height"])
+    plan = make_plan(smaller, gpu, checkpoint, machine, budget_bytes=budget)
+    assert plan.stages.peak <= budget
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+def test_the_json_has_the_keys_that_tools_rely_on(published: Published) -> None:
+    shown = a_plan(published, "RX 6600", "sdxl").to_dict()
+    assert shown["verdict"] == "slower"
+    assert shown.keys() >= {"budget_bytes", "peak_bytes", "stages", "choices", "reasons", "seconds"}
+    stages, choices = shown["stages"], shown["choices"]
+    assert isinstance(stages, dict)
+    assert isinstance(choices, dict)
+    assert stages.keys() >= {"text", "denoise", "decode"}
+    assert shown["peak_bytes"] == max(stages.values())
+    assert choices.keys() >= {
+        "dtype", "attention", "offload", "vae_tile", "denoise_tile", "batch"
+    }  # fmt: skip

@@ -1,0 +1,187 @@
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sdamd import gallery
+from sdamd.errors import BadRequest, HardwareError, StorageError, UserError
+from sdamd.hardware.detect import Detection, detect
+from sdamd.render import Failed, LocalRender, Rendered, Started, Step
+from sdamd.request import SEED_MAX, Request
+from sdamd.settings import Settings
+from sdamd.studio import Saved, Studio, usable_gpu
+from tests.fakes import FakeBackend, Fault, never, stop_after
+
+MACHINES = Path(__file__).parent / "data/machines"
+NO_GPU = Detection(platform="linux", reason="no AMD GPU was found", mask={})
+
+
+class Lab:
+    """A studio whose render has a fake backend."""
+
+    def __init__(self, settings: Settings, faults: Mapping[int, Fault] | None = None) -> None:
+        self.backend = FakeBackend(faults=faults or {})
+        render = LocalRender(settings, None, lambda: self.backend)
+        self.studio = Studio(settings, render=render, detection=NO_GPU, environ={})
+
+
+def of(name: str, environ: Mapping[str, str] | None = None) -> Detection:
+    return detect(MACHINES / name, "linux", environ or {})
+
+
+# -- pictures ------------------------------------------------------------------------------------
+
+
+def test_each_picture_is_saved_as_soon_as_it_is_rendered(machine: Settings) -> None:
+    lab = Lab(replace(machine, batch_size=1, filename="[seed]"))
+    request = Request(prompt="a", seed=SEED_MAX, count=2, steps=1)
+    happened = list(lab.studio.generate([request]))
+    assert [type(event) for event in happened] == [Started, Step, Rendered, Saved] * 2
+    saved = [event for event in happened if isinstance(event, Saved)]
+    rendered = [event for event in happened if isinstance(event, Rendered)]
+    assert [event.path for event in saved] == [
+        machine.outputs / f"{SEED_MAX}.png",
+        machine.outputs / "0.png",
+    ]
+    for event, made in zip(saved, rendered, strict=True):
+        assert event.path.read_bytes() == made.png
+        assert gallery.read_record(event.path).job == event.job
+        again = gallery.request_from_png(event.path)
+        assert lab.studio.jobs([again]) == (replace(event.job, index=0),)
+
+
+def test_a_failed_picture_is_not_saved_and_the_others_are(machine: Settings) -> None:
+    """C01: a black picture was saved as a success."""
+    lab = Lab(machine, {2: Fault.BAD_IMAGE})
+    happened = list(lab.studio.generate([Request(seed=1, count=3)]))
+    assert [event.job.seed for event in happened if isinstance(event, Failed)] == [2]
+    assert [event.job.seed for event in happened if isinstance(event, Saved)] == [1, 3]
+    assert len(list(machine.outputs.glob("*.png"))) == 2
+
+
+def test_stopping_keeps_what_is_saved(machine: Settings) -> None:
+    lab = Lab(replace(machine, batch_size=1))
+    request = Request(seed=1, count=3, steps=2)
+    happened = list(lab.studio.generate([request], stop_after(5)))
+    assert sum(isinstance(event, Saved) for event in happened) == 1
+    assert [path.suffix for path in machine.outputs.iterdir() if path.name[0] != "."] == [".png"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"output": "/proc/version/pictures"}, StorageError),
+        ({"output": "/proc/pictures"}, StorageError),
+        ({"filename": "[sead]"}, BadRequest),
+        ({"filename": "../[seed]"}, BadRequest),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_saved_is_told_before_anything_is_rendered(
+    machine: Settings, change: dict[str, str], error: type[Exception]
+) -> None:
+    lab = Lab(replace(machine, **change))  # type: ignore[arg-type]
+    with pytest.raises(error):
+        list(lab.studio.generate([Request()]))
+    assert lab.backend.passes == []
+
+
+# -- jobs ----------------------------------------------------------------------------------------
+
+
+def test_jobs_of_several_requests_are_numbered_through(machine: Settings) -> None:
+    jobs = Lab(machine).studio.jobs([Request(seed=5, count=2), Request(seed=50, count=2)])
+    assert [(job.index, job.seed) for job in jobs] == [(0, 5), (1, 6), (2, 50), (3, 51)]
+
+
+def test_the_problems_of_all_requests_are_told_at_once(machine: Settings) -> None:
+    requests = [Request(scheduler="Eular"), Request(scheduler="LCM", steps=51), Request()]
+    with pytest.raises(BadRequest) as raised:
+        Lab(machine).studio.jobs(requests)
+    nearest, steps = raised.value.problems
+    assert nearest.startswith("scheduler 'Eular' is not known; the nearest: Euler")
+    assert steps == "steps is 51; LCM allows 1 to 50"
+
+
+def test_a_checkpoint_that_is_missing_is_told_before_anything_is_rendered(
+    machine: Settings,
+) -> None:
+    lab = Lab(machine)
+    with pytest.raises(UserError, match="checkpoint 'x' is not known"):
+        list(lab.studio.generate([Request(checkpoint="x")]))
+    assert lab.backend.loads == []
+
+
+def test_the_plan_is_that_of_the_render(machine: Settings) -> None:
+    lab = Lab(machine)
+    jobs = lab.studio.jobs([Request(seed=1, count=3)])
+    started = next(e for e in lab.studio.run(jobs) if isinstance(e, Started))
+    assert lab.studio.plan(jobs[0], count=3) == started.plan
+
+
+# -- the device ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "index", "reason"),
+    [
+        ("rx7900xtx", "auto", 0, "Radeon RX 7900 XTX is the only GPU that can be used"),
+        ("rx7900xtx", "cpu", None, "the CPU was asked for"),
+        ("rx7900xtx-x2", "1", 1, "Radeon RX 7900 XTX"),
+        ("rx7800xt-raphael", "auto", 0, "Radeon RX 7800 XT is the discrete card"),
+        ("kfd-cpu-only", "auto", None, "no AMD GPU was found"),
+        ("rx580", "auto", None, "no current ROCm build has kernels for "),
+    ],
+)
+def test_the_device_of_a_machine(name: str, device: str, index: int | None, reason: str) -> None:
+    gpu, said = usable_gpu(of(name), device)
+    assert (None if gpu is None else gpu.index) == index
+    assert said.startswith(reason)
+
+
+def test_a_gpu_that_was_asked_for_is_never_silently_replaced_by_the_cpu() -> None:
+    with pytest.raises(HardwareError, match="device is 0, and that cannot be used: "):
+        usable_gpu(of("rx580"), "0")
+    with pytest.raises(BadRequest, match=r"device is 5; allowed auto, cpu, 0 \(Radeon RX 7900"):
+        usable_gpu(of("rx7900xtx"), "5")
+
+
+def test_windows_says_that_its_gpu_cannot_be_driven_yet() -> None:
+    detection = detect(MACHINES / "rx7900xtx", "windows", {})
+    gpu, reason = usable_gpu(detection, "auto")
+    assert gpu is None
+    assert "DirectML" in reason
+
+
+def studio(name: str, device: str = "auto", environ: Mapping[str, str] | None = None) -> Studio:
+    environ = environ or {}
+    settings = Settings(home=Path("/nowhere"), device=device)
+    return Studio(settings, detection=of(name, environ), environ=environ)
+
+
+def test_the_worker_sees_its_gpu_alone() -> None:
+    """A03: an integrated GPU beside the card was taken, or crashed the run."""
+    masked = studio("rx7800xt-raphael").worker_environment()
+    assert "0" in {v for k, v in masked.items() if k.endswith("VISIBLE_DEVICES")}
+    second = studio("rx7900xtx-x2", "1").worker_environment()
+    assert "1" in {v for k, v in second.items() if k.endswith("VISIBLE_DEVICES")}
+
+
+def test_the_worker_gets_what_its_card_needs_and_the_users_own_stays() -> None:
+    name = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"
+    assert studio("rx7900xtx").worker_environment()[name] == "1"
+    assert name not in studio("rx7900xtx", environ={name: "0"}).worker_environment()
+
+
+def test_a_worker_on_the_cpu_needs_nothing() -> None:
+    assert studio("kfd-cpu-only").worker_environment() == {}
+    assert studio("rx7900xtx", "cpu").worker_environment() == {}
+
+
+def test_closing_closes_the_render(machine: Settings) -> None:
+    lab = Lab(machine)
+    list(lab.studio.generate([Request(seed=1)]))
+    lab.studio.close()
+    list(lab.studio.generate([Request(seed=1)], never))
+    assert len(lab.backend.loads) == 2
