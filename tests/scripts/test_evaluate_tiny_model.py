@@ -1,5 +1,6 @@
 import random
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -23,7 +24,7 @@ def test_colours_are_read_off_drawn_pictures() -> None:
 
 @pytest.mark.parametrize("name", drawn.COLOURS)
 def test_a_named_colour_is_nearest_to_itself(name: str) -> None:
-    assert evaluation._nearest(evaluation.np.array(drawn.COLOURS[name], float)) == name
+    assert evaluation._nearest(np.array(drawn.COLOURS[name], float)) == name
 
 
 def test_every_class_is_asked_for_equally_often() -> None:

@@ -45,9 +45,8 @@ def test_all_stages_run_resume_and_export_a_pipeline(tmp_path: Path) -> None:
     """A few steps of everything, in one process; the run goes on where it stopped."""
     training.pictures(tmp_path, 96, 96, 2)
     training.tokenizer(tmp_path)
-    options = {"batch": 2, "side": 64, "lr": 1e-3}
-    training.train_vae(tmp_path, 0, 1, steps=2, **options)
-    training.train_vae(tmp_path, 0, 1, steps=3, **options)
+    training.train_vae(tmp_path, 0, 1, steps=2, batch=2, side=64, lr=1e-3)
+    training.train_vae(tmp_path, 0, 1, steps=3, batch=2, side=64, lr=1e-3)
     training.latents(tmp_path, 2)
     training.train_unet(tmp_path, 0, 1, steps=2, batch=2, lr=1e-3, decay_from=0.5)
     training.export(tmp_path, tmp_path / "model")
