@@ -4,7 +4,8 @@
 
 Stages, each resumable: `pictures` draws the training set, `tokenizer` learns a vocabulary from the
 captions, `vae` trains the autoencoder (then frozen), `latents` encodes the set, `unet` trains the
-UNet and the text encoder together, `export` writes the diffusers folder into `sdamd/assets/tiny`.
+UNet and the text encoder together, `export` writes the diffusers folder into `sdamd/assets/tiny`;
+`unpack` is its opposite, to train on from there (then pictures, latents, unet, export).
 Two single-threaded processes share the gradient work, which on a small CPU beats two threads.
 """
 
@@ -553,14 +554,31 @@ def export(work: Path, folder: Path) -> None:
     log.info("exported after %d steps to %s", step, folder)
 
 
+def unpack(folder: Path, work: Path) -> None:
+    """Begin where an exported model stands, so that training can go on from the repository alone.
+
+    Momentum and the unaveraged weights are lost, so a run needs its warm-up and decay again.
+    """
+    shutil.copytree(folder / "tokenizer", work / "tokenizer", dirs_exist_ok=True)
+    unet = build_unet()
+    unet.load_state_dict(load_file(folder / "unet" / "diffusion_pytorch_model.safetensors"))
+    text = CLIPTextModel.from_pretrained(folder / "text_encoder", dtype=torch.float32)
+    parts: dict[str, nn.Module] = {"unet": unet, "text": text}
+    checkpoint(work / "unet-run.safetensors", Average(parts, 0), step=0)
+    vae = load_file(folder / "vae" / "diffusion_pytorch_model.safetensors")
+    save_file({name: t.float() for name, t in vae.items()}, work / "vae.safetensors")
+    scale = json.loads((folder / "vae" / "config.json").read_text())["scaling_factor"]
+    (work / "scale.json").write_text(json.dumps({"scaling_factor": scale}))
+    log.info("unpacked %s; draw pictures, encode latents, then train on", folder)
+
+
 def main() -> None:
     """Run one stage, or all of them in order."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "stage", choices=("all", "pictures", "tokenizer", "vae", "latents", "unet", "export")
-    )
+    stages_there = ("pictures", "tokenizer", "vae", "latents", "unet", "export")
+    parser.add_argument("stage", choices=("all", *stages_there, "unpack"))
     parser.add_argument(
         "--work", type=Path, default=Path("training"), help="folder of what is unfinished"
     )
@@ -568,6 +586,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=22_000)
     parser.add_argument("--vae-steps", type=int, default=4_000)
     parser.add_argument("--unet-steps", type=int, default=7_000)
+    parser.add_argument("--unet-rate", type=float, default=2e-3, help="lower to train on")
     parser.add_argument(
         "--decay-from", type=float, default=0.45, help="share of the steps before the decay"
     )
@@ -583,12 +602,13 @@ def main() -> None:
         "vae": lambda: together(work, train_vae, two, steps=asked.vae_steps, batch=8, side=64,
                                 lr=3e-3),
         "latents": lambda: latents(work, two),
-        "unet": lambda: together(work, train_unet, two, steps=asked.unet_steps, batch=32, lr=2e-3,
-                                 decay_from=asked.decay_from),
+        "unet": lambda: together(work, train_unet, two, steps=asked.unet_steps, batch=32,
+                                 lr=asked.unet_rate, decay_from=asked.decay_from),
         "export": lambda: export(work, asked.to),
+        "unpack": lambda: unpack(asked.to, work),
     }  # fmt: skip
     for name, run in stages.items():
-        if asked.stage in ("all", name):
+        if asked.stage == name or (asked.stage == "all" and name in stages_there):
             run()
 
 

@@ -53,5 +53,10 @@ def test_all_stages_run_resume_and_export_a_pipeline(tmp_path: Path) -> None:
     found = identify(tmp_path / "model")
     assert found.family.name == "tiny"
     assert found.prediction_type == "v_prediction"
+    training.unpack(tmp_path / "model", tmp_path / "again")
+    training.export(tmp_path / "again", tmp_path / "same")
+    for weights in (tmp_path / "model").rglob("*.safetensors"):
+        same = tmp_path / "same" / weights.relative_to(tmp_path / "model")
+        assert weights.read_bytes() == same.read_bytes()
     tokens = json.loads((tmp_path / "tokenizer" / "vocab.json").read_text())
     assert {"mountains</w>", "sunset</w>", "<|endoftext|>"} <= set(tokens)
