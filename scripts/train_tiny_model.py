@@ -157,6 +157,21 @@ def share_gradients(parameters: list[nn.Parameter], ranks: int) -> None:
         at += g.numel()
 
 
+def descend(
+    loss: Tensor,
+    parameters: list[nn.Parameter],
+    opts: list[torch.optim.Optimizer],
+    ranks: int,
+) -> None:
+    """Take one step down the gradient that all processes found together."""
+    for p in parameters:
+        p.grad = None
+    loss.backward()  # type: ignore[no-untyped-call]  # torch types its engine, not this
+    share_gradients(parameters, ranks)
+    for opt in opts:
+        opt.step()
+
+
 class Average:
     """Exponential moving average of the weights: what is kept of a training run."""
 
@@ -357,12 +372,7 @@ def train_vae(
             posterior.mean.float().square() + posterior.var.float() - 1 - posterior.logvar.float()
         )
         loss = _vae_loss(made.float(), images) + 2e-4 * kl.mean()
-        for p in parameters:
-            p.grad = None
-        loss.backward()
-        share_gradients(parameters, ranks)
-        for opt in opts:
-            opt.step()
+        descend(loss, parameters, opts, ranks)
         average.update(step)
         seen = loss.item() if seen == 0 else 0.98 * seen + 0.02 * loss.item()
         if rank == 0 and (step + 1) % 100 == 0:
@@ -505,12 +515,7 @@ def train_unet(
             states = text(words).last_hidden_state
             made = unet(signal * clean + spread * noise, t, states).sample
         loss = F.mse_loss(made.float(), signal * noise - spread * clean)
-        for p in parameters:
-            p.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]  # torch types its engine, not this
-        share_gradients(parameters, ranks)
-        for opt in opts:
-            opt.step()
+        descend(loss, parameters, opts, ranks)
         average.update(step)
         seen = loss.item() if seen == 0 else 0.99 * seen + 0.01 * loss.item()
         if rank == 0 and (step + 1) % 100 == 0:
