@@ -22,7 +22,13 @@ from sdamd.errors import BadRequest, SdamdError, unknown
 from sdamd.filename import Pattern
 from sdamd.hardware.detect import detect
 from sdamd.hardware.products import find_card
-from sdamd.metadata import JSON_KEY, to_json, to_parameters
+from sdamd.metadata import (
+    JSON_KEY,
+    from_json,
+    request_from_texts,
+    to_json,
+    to_parameters,
+)
 from sdamd.plan import GIB, Plan, Verdict, make_plan, nearest_that_fits
 from sdamd.progress import Progress
 from sdamd.render import Failed, Started, Step, in_pass_of
@@ -119,9 +125,10 @@ def _pass_size(path: Path, request: Request) -> int:
 
     It is 1 for a request that changes something, and for the records of other tools.
     """
-    if gallery.request_from_png(path) != request or JSON_KEY not in gallery.read_texts(path):
+    texts = gallery.read_texts(path)
+    if JSON_KEY not in texts or request_from_texts(texts) != request:
         return 1
-    return gallery.read_record(path).together
+    return from_json(texts[JSON_KEY]).together
 
 
 def _event(event: Happening) -> dict[str, object] | None:

@@ -100,6 +100,7 @@ class LocalRender:
         self._backend: Backend | None = None
         self._key: object = None
         self._pipeline: Pipeline | None = None
+        self._sha256 = ""
 
     def start(self) -> None:
         """Load the engine, which takes seconds; no checkpoint yet."""
@@ -179,6 +180,8 @@ class LocalRender:
             self.start()
             assert self._backend is not None
             self._pipeline = self._backend.load(checkpoint, plan)
+            # Once for all its pictures: even a remembered hash looks at every file of a folder.
+            self._sha256 = models.sha256(checkpoint.path, self._settings.cache)
             self._key = key
         return self._pipeline
 
@@ -202,7 +205,7 @@ class LocalRender:
             job=named,
             version=sdamd.__version__,
             checkpoint_name=checkpoint.name,
-            checkpoint_sha256=models.sha256(checkpoint.path, self._settings.cache),
+            checkpoint_sha256=self._sha256,
             device="CPU" if self._gpu is None else self._gpu.name,
             dtype=plan.dtype,
             vae_dtype=plan.vae_dtype,
