@@ -21,6 +21,7 @@ from sdamd.checkpoint import FAMILIES, Checkpoint, Layout
 from sdamd.errors import BadRequest, SdamdError, unknown
 from sdamd.filename import Pattern
 from sdamd.hardware.detect import detect
+from sdamd.hardware.device import choose_device
 from sdamd.hardware.products import find_card
 from sdamd.metadata import (
     JSON_KEY,
@@ -34,7 +35,7 @@ from sdamd.progress import Progress
 from sdamd.render import Failed, Started, Step, in_pass_of
 from sdamd.request import Job, Request, limits_of
 from sdamd.settings import Dtype, Settings
-from sdamd.studio import Happening, Saved, Studio, usable_gpu
+from sdamd.studio import Happening, Saved, Studio
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def _generate(asked: argparse.Namespace) -> int:
     studio = Studio(settings)
     with closing(studio), _stop_on_interrupt() as stopping:
         jobs = studio.jobs([request])
-        log.debug("device: %s", studio.device_reason)
+        log.debug("device: %s", studio.device.reason)
         progress = Progress(sum(job.steps for job in jobs))
         saved = failed = done = 0
         rendered = in_pass_of(jobs[0], pass_size) if as_before else jobs
@@ -164,14 +165,18 @@ def _plan(asked: argparse.Namespace) -> int:
         checkpoint = _published(asked.family)
     else:
         checkpoint = models.find(request.checkpoint, settings.models)
-    here = usable_gpu(detection, settings.device)[0]
-    gpu = find_card(asked.gpu) if asked.gpu else here
+    here = choose_device(detection, settings.device)
+    gpu, engine = (find_card(asked.gpu), None) if asked.gpu else (here.gpu, here.engine)
     job = next(batch.expand(request, checkpoint.family))
     budget = _budget(asked.budget)
-    plan = make_plan(job, gpu, checkpoint, settings, count=request.count, budget_bytes=budget)
+    plan = make_plan(
+        job, gpu, checkpoint, settings, engine=engine, count=request.count, budget_bytes=budget
+    )
     nearest = None
     if plan.verdict is Verdict.DOES_NOT_FIT and gpu is not None:
-        nearest = nearest_that_fits(job, gpu, checkpoint, settings, budget_bytes=budget)
+        nearest = nearest_that_fits(
+            job, gpu, checkpoint, settings, engine=engine, budget_bytes=budget
+        )
     if asked.json:
         shown = gpu.to_dict() if gpu is not None else {"kind": "cpu", "name": "CPU"}
         print(json.dumps(plan.to_dict() | {"nearest": nearest, "gpu": shown}))
@@ -217,7 +222,8 @@ def _budget(text: str | None) -> int | None:
 def _doctor(asked: argparse.Namespace) -> int:
     """Show the GPUs of this or a recorded machine, and which one is taken."""
     detection = detect(asked.root, asked.platform)
-    gpu, reason = usable_gpu(detection, "auto")
+    device = choose_device(detection, "auto")
+    gpu, reason = device.gpu, device.reason
     if asked.json:
         chosen = None if gpu is None else gpu.index
         print(json.dumps({
@@ -355,7 +361,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--filename", metavar="PATTERN", help="e.g. '[date]/[number]-[seed]-[prompt]'"
     )
-    group.add_argument("--device", help="auto, cpu, or the index of a GPU")
+    group.add_argument(
+        "--device", help="auto, cpu, rocm, directml, a GPU's index or a part of its name"
+    )
     group.add_argument("--dtype", help=", ".join(Dtype))
     group.add_argument("--batch-size", metavar="N", help="pictures at once; 0 lets the plan choose")
     group.add_argument("--in-process", action="store_const", const="true",

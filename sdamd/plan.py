@@ -10,6 +10,7 @@ from sdamd import vram
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadRequest
 from sdamd.hardware.gpu import FusedAttention, Gpu
+from sdamd.hardware.runtime import Engine
 from sdamd.request import Job
 from sdamd.settings import Dtype, Settings
 
@@ -104,17 +105,19 @@ class Plan:
 
 def make_plan(
     job: Job, gpu: Gpu | None, checkpoint: Checkpoint, settings: Settings,
-    *, count: int = 1, budget_bytes: int | None = None,
+    *, engine: Engine | None = None, count: int = 1, budget_bytes: int | None = None,
 ) -> Plan:  # fmt: skip
     """Choose how `count` jobs like `job` run on `gpu`, or on the CPU when it is None.
 
-    Takes the first way that fits the budget, from the fastest to the most frugal; the last one
-    is returned even when it does not fit, and its `verdict` says so.
+    Without `engine` that is ROCm on a GPU. Takes the first way that fits the budget, from the
+    fastest to the most frugal; the last one is returned even when it does not fit, and its
+    `verdict` says so.
 
     Raises:
         BadRequest: a setting asks for what the device cannot do.
     """
-    ways = list(_ways(job, gpu, checkpoint, settings, count, budget_bytes))
+    engine = engine or (Engine.CPU if gpu is None else Engine.ROCM)
+    ways = list(_ways(job, gpu, engine, checkpoint, settings, count, budget_bytes))
     chosen = next((w for w in ways if w.verdict is not Verdict.DOES_NOT_FIT), ways[-1])
     reasons = (*chosen.reasons, *_reasons(chosen, ways[0]))
     log.debug("plan: %s", "; ".join(reasons))
@@ -129,14 +132,14 @@ def more_frugal(plan: Plan) -> Plan | None:
     smaller = [t for t in TILES if t and (plan.vae_tile == 0 or t < plan.vae_tile)]
     if smaller:
         return replace(plan, vae_tile=smaller[0], reasons=said)
-    if plan.offload == "none" and plan.device != "cpu":
+    if plan.offload == "none" and plan.device not in {"cpu", "directml-cpu"}:
         return replace(plan, offload="model", reasons=said)
     return None
 
 
 def nearest_that_fits(
     job: Job, gpu: Gpu, checkpoint: Checkpoint, settings: Settings,
-    *, budget_bytes: int | None = None,
+    *, engine: Engine | None = None, budget_bytes: int | None = None,
 ) -> dict[str, int] | None:  # fmt: skip
     """The largest size of about the same shape that fits, as request fields; None for none."""
     for percent in range(95, 5, -5):
@@ -144,34 +147,41 @@ def nearest_that_fits(
             max(64, side * percent // 100 // 64 * 64) for side in (job.width, job.height)
         )
         smaller = replace(job, width=width, height=height)
-        plan = make_plan(smaller, gpu, checkpoint, settings, budget_bytes=budget_bytes)
+        plan = make_plan(
+            smaller, gpu, checkpoint, settings, engine=engine, budget_bytes=budget_bytes
+        )
         if plan.verdict is not Verdict.DOES_NOT_FIT:
             return {"width": width, "height": height}
     return None
 
 
-def budget_of(gpu: Gpu) -> int | None:
+def budget_of(gpu: Gpu, engine: Engine = Engine.ROCM) -> int | None:
     """What a run may take of the memory, less what is spoken for; None where its size is unknown.
 
-    Windows often cannot tell the size, and a guess would force tiles on a large card.
+    Windows often cannot tell the size, and a guess would force tiles on a large card. There,
+    what does not fit spills into RAM without an error and runs ten times slower, so a tenth of
+    the card is left alone.
     """
     if not gpu.usable_bytes:
         return None
-    return max(0, gpu.usable_bytes - vram.CONTEXT_BYTES - DESKTOP_BYTES)
+    usable = gpu.usable_bytes
+    if engine is Engine.DIRECTML:
+        usable = usable * 9 // 10
+    return max(0, usable - vram.CONTEXT_BYTES - DESKTOP_BYTES)
 
 
 def _ways(
-    job: Job, gpu: Gpu | None, checkpoint: Checkpoint, settings: Settings,
+    job: Job, gpu: Gpu | None, engine: Engine, checkpoint: Checkpoint, settings: Settings,
     count: int, budget_bytes: int | None,
 ) -> Iterator[Plan]:  # fmt: skip
-    dtype, vae_dtype, why = _dtypes(gpu, checkpoint, settings)
+    dtype, vae_dtype, why = _dtypes(gpu, engine, checkpoint, settings)
     reasons = (*checkpoint.reasons, *why)
-    # The mask that the worker starts under leaves torch this GPU alone, so it needs no index.
-    device = "cpu" if gpu is None else "cuda"
-    attention = "sdpa" if gpu is None or _fused(gpu) else "sliced"
+    device = _device_name(gpu, engine)
+    fused = gpu is None or engine is Engine.DIRECTML or _fused(gpu)
+    attention = "sdpa" if fused else "sliced"
     if gpu is not None:
-        reasons += tuple(_limits_of(gpu))
-        budget_bytes = budget_of(gpu) if budget_bytes is None else budget_bytes
+        reasons += tuple(_limits_of(gpu, engine))
+        budget_bytes = budget_of(gpu, engine) if budget_bytes is None else budget_bytes
     offloads = ("none",) if gpu is None else ("none", "model")
     batches = _batches(job, gpu, checkpoint, settings, count)
     for offload, tile, batch in product(offloads, TILES, batches):
@@ -180,8 +190,17 @@ def _ways(
             attention=attention, offload=offload, stages=Stages(text=0, denoise=0, decode=0),
             budget_bytes=budget_bytes, reasons=reasons,
         )  # fmt: skip
-        fused_vae = gpu is None or _fused_vae(gpu)
+        fused_vae = gpu is None or engine is Engine.DIRECTML or _fused_vae(gpu)
         yield replace(way, stages=_stages(way, job, checkpoint, fused_vae=fused_vae))
+
+
+def _device_name(gpu: Gpu | None, engine: Engine) -> str:
+    if engine is Engine.DIRECTML and gpu is not None:
+        return f"directml:{gpu.index}"
+    if engine is Engine.DIRECTML_CPU:
+        return "directml-cpu"
+    # The mask that the worker starts under leaves torch this GPU alone, so it needs no index.
+    return "cpu" if gpu is None else "cuda"
 
 
 def _batches(
@@ -213,9 +232,13 @@ def _stages(way: Plan, job: Job, checkpoint: Checkpoint, *, fused_vae: bool) -> 
 
 
 def _dtypes(
-    gpu: Gpu | None, checkpoint: Checkpoint, settings: Settings
+    gpu: Gpu | None, engine: Engine, checkpoint: Checkpoint, settings: Settings
 ) -> tuple[str, str, tuple[str, ...]]:
     """The type of the UNet, that of the VAE, and why."""
+    if engine is Engine.DIRECTML_CPU:
+        if settings.dtype not in {Dtype.AUTO, Dtype.FLOAT32}:
+            raise BadRequest(f"dtype is {settings.dtype}; allowed on directml-cpu is float32")
+        return "float32", "float32", ("DirectML's graphs in float32 on the CPU",)
     if gpu is None:
         if settings.dtype is Dtype.FLOAT16:
             raise BadRequest(
@@ -225,9 +248,10 @@ def _dtypes(
         dtype = "float32" if settings.dtype is Dtype.AUTO else str(settings.dtype)
         return dtype, "float32", (f"{dtype} on the CPU",)
     known = gpu.architecture
-    has_bfloat16 = known is not None and known.bf16
+    has_bfloat16 = known is not None and known.bf16 and engine is not Engine.DIRECTML
     if settings.dtype is Dtype.BFLOAT16 and not has_bfloat16:
-        raise BadRequest(f"dtype is bfloat16; allowed on {gpu.arch} are float16 and float32")
+        where = "DirectML" if engine is Engine.DIRECTML else gpu.arch
+        raise BadRequest(f"dtype is bfloat16; allowed on {where} are float16 and float32")
     dtype = "float16" if settings.dtype is Dtype.AUTO else str(settings.dtype)
     if dtype == "float32":
         return dtype, dtype, ("float32 was asked for",)
@@ -253,14 +277,16 @@ def _fused_vae(gpu: Gpu) -> bool:
     return known is not None and _fused(gpu) and not known.generation.startswith("RDNA3")
 
 
-def _limits_of(gpu: Gpu) -> Iterator[str]:
+def _limits_of(gpu: Gpu, engine: Engine) -> Iterator[str]:
+    if not gpu.usable_bytes:
+        yield "the size of the memory is unknown, so nothing is spared; a budget says it"
+    if engine is Engine.DIRECTML:
+        return
     known = gpu.architecture
     if not _fused(gpu):
         yield f"attention one head at a time: {gpu.arch or gpu.name} has no fused kernel"
     if known is not None and not known.rocm:
         yield f"no current ROCm build has kernels for {gpu.arch}, so sdamd takes the CPU instead"
-    if not gpu.usable_bytes:
-        yield "the size of the memory is unknown, so nothing is spared; a budget says it"
 
 
 def _reasons(chosen: Plan, fastest: Plan) -> Iterator[str]:

@@ -17,7 +17,7 @@ from sdamd import gallery, models
 from sdamd.backends.backend import Backend, Pipeline, open_backend
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadImage, OutOfVram, SdamdError, Stopped
-from sdamd.hardware.gpu import Gpu
+from sdamd.hardware.device import Device
 from sdamd.metadata import Record
 from sdamd.plan import Plan, make_plan, more_frugal
 from sdamd.request import Job
@@ -91,11 +91,11 @@ class LocalRender:
     def __init__(
         self,
         settings: Settings,
-        gpu: Gpu | None,
+        device: Device,
         open_backend: Callable[[], Backend] = open_backend,
     ) -> None:
         self._settings = settings
-        self._gpu = gpu
+        self._device = device
         self._open_backend = open_backend
         self._backend: Backend | None = None
         self._key: object = None
@@ -112,7 +112,10 @@ class LocalRender:
         for _, alike in groupby(jobs, key=_shared):
             waiting = list(alike)
             checkpoint = models.find(waiting[0].checkpoint, self._settings.models)
-            plan = make_plan(waiting[0], self._gpu, checkpoint, self._settings, count=len(waiting))
+            plan = make_plan(
+                waiting[0], self._device.gpu, checkpoint, self._settings,
+                engine=self._device.engine, count=len(waiting),
+            )  # fmt: skip
             while waiting and not watch():
                 group, waiting = waiting[: plan.batch], waiting[plan.batch :]
                 try:
@@ -206,7 +209,7 @@ class LocalRender:
             version=sdamd.__version__,
             checkpoint_name=checkpoint.name,
             checkpoint_sha256=self._sha256,
-            device="CPU" if self._gpu is None else self._gpu.name,
+            device="CPU" if self._device.gpu is None else self._device.gpu.name,
             dtype=plan.dtype,
             vae_dtype=plan.vae_dtype,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -12,6 +12,9 @@ from platformdirs import user_data_path
 
 from sdamd.errors import BadRequest, StorageError, unknown
 
+DEVICES = (
+    "allowed auto, cpu, rocm, directml, directml-cpu, the index of a GPU or a part of its name"
+)
 DEFAULT_FILENAME = "[number]-[seed]-[prompt]"
 
 
@@ -28,8 +31,8 @@ class Dtype(StrEnum):
 class Settings:
     """Where things are and what this machine runs on; nothing here is meant to change a picture.
 
-    `device` is `auto`, `cpu`, or the index of a GPU as `sdamd` lists them. `batch_size` is how
-    many pictures share one pass; 0 leaves it to the plan. `output` empty means `home/outputs`.
+    `device` is what `hardware.device.choose_device` takes. `batch_size` is how many pictures share
+    one pass; 0 leaves it to the plan. `output` empty means `home/outputs`.
     """
 
     home: Path
@@ -42,9 +45,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         problems = []
-        index = self.device.isascii() and self.device.isdigit()
-        if self.device not in ("auto", "cpu") and not index:
-            problems.append(f"device is {self.device!r}; allowed auto, cpu, or the index of a GPU")
+        if not self.device.strip():
+            problems.append(f"device is {self.device!r}; {DEVICES}")
         if not 0 <= self.batch_size <= 64:
             problems.append(f"batch_size is {self.batch_size}; allowed 0 (automatic) to 64")
         if problems:

@@ -5,16 +5,18 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from sdamd import batch, gallery, models, scheduler
+from sdamd.backends.backend import open_backend
 from sdamd.checkpoint import Checkpoint
-from sdamd.errors import BadRequest, HardwareError
+from sdamd.errors import BadRequest
 from sdamd.filename import Pattern
-from sdamd.hardware.detect import Detection, detect, pick
-from sdamd.hardware.gpu import Gpu
-from sdamd.hardware.runtime import Engine, choose_build
+from sdamd.hardware.detect import Detection, detect
+from sdamd.hardware.device import choose_device
+from sdamd.hardware.runtime import Engine, candidates
 from sdamd.hardware.visibility import mask_for
 from sdamd.plan import Plan, make_plan
 from sdamd.render import Event, LocalRender, Render, Rendered, Watch
@@ -54,7 +56,7 @@ class Studio:
         self.settings = settings
         self.detection = detection or detect()
         self._environ = os.environ if environ is None else environ
-        self.gpu, self.device_reason = usable_gpu(self.detection, settings.device)
+        self.device = choose_device(self.detection, settings.device)
         self._render = render or self._usual_render()
 
     def jobs(self, requests: Iterable[Request]) -> tuple[Job, ...]:
@@ -86,7 +88,9 @@ class Studio:
 
     def plan(self, job: Job, *, count: int = 1) -> Plan:
         """How jobs like this one would run here."""
-        return make_plan(job, self.gpu, self.find(job.checkpoint), self.settings, count=count)
+        gpu, engine = self.device.gpu, self.device.engine
+        checkpoint = self.find(job.checkpoint)
+        return make_plan(job, gpu, checkpoint, self.settings, engine=engine, count=count)
 
     def generate(
         self, requests: Iterable[Request], watch: Watch = lambda: False
@@ -120,36 +124,17 @@ class Studio:
 
     def worker_environment(self) -> dict[str, str]:
         """Hide the other GPUs from the worker and set what this one needs; the user's own stay."""
-        if self.gpu is None:
+        gpu = self.device.gpu
+        if gpu is None or self.device.engine is not Engine.ROCM:
             return {}
-        build = choose_build(self.gpu, self.detection.platform, sys.version_info[:2])
+        builds = candidates(gpu, self.detection.platform, sys.version_info[:2])
+        build = next(build for build in builds if build.engine is Engine.ROCM)
         needed = {v.name: v.value for v in build.environment if v.name not in self._environ}
         uuids = [gpu.uuid for gpu in self.detection.gpus]
-        return needed | mask_for(self.gpu.index, uuids, self._environ)
+        return needed | mask_for(gpu.index, uuids, self._environ)
 
     def _usual_render(self) -> Render:
+        opening = partial(open_backend, self.device.engine, self.settings.cache)
         if self.settings.in_process:
-            return LocalRender(self.settings, self.gpu)
-        return WorkerRender(self.settings, self.gpu, self.worker_environment())
-
-
-def usable_gpu(detection: Detection, device: str) -> tuple[Gpu | None, str]:
-    """The GPU to run on, or None for the CPU, and why.
-
-    Raises:
-        BadRequest: there is no such GPU.
-        HardwareError: the GPU that was asked for by its index has no ROCm here.
-    """
-    gpu = pick(detection, device)
-    if gpu is None:
-        return None, "the CPU was asked for" if device == "cpu" else detection.reason
-    build = choose_build(gpu, detection.platform, sys.version_info[:2])
-    if build.engine is Engine.ROCM:
-        return gpu, detection.reason
-    if build.engine is Engine.DIRECTML:
-        reason = f"{gpu.name} would run through DirectML, which sdamd cannot drive yet"
-    else:
-        reason = build.reason
-    if device != "auto":
-        raise HardwareError(f"device is {device}, and that cannot be used: {reason}")
-    return None, reason
+            return LocalRender(self.settings, self.device, opening)
+        return WorkerRender(self.settings, self.device, self.worker_environment(), opening)

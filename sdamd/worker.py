@@ -13,7 +13,7 @@ from typing import Any
 
 from sdamd.backends.backend import Backend, open_backend
 from sdamd.errors import HardwareError, SdamdError, WorkerDied
-from sdamd.hardware.gpu import Gpu
+from sdamd.hardware.device import Device
 from sdamd.render import Event, LocalRender, Watch
 from sdamd.request import Job
 from sdamd.settings import Settings
@@ -34,12 +34,12 @@ class WorkerRender:
     def __init__(
         self,
         settings: Settings,
-        gpu: Gpu | None,
+        device: Device,
         environment: Mapping[str, str],
         open_backend: Callable[[], Backend] = open_backend,
     ) -> None:
         self._settings = settings
-        self._gpu = gpu
+        self._device = device
         self._environment = dict(environment)
         self._open_backend = open_backend
         self._process: BaseProcess | None = None
@@ -57,7 +57,7 @@ class WorkerRender:
             args=(
                 theirs,
                 self._settings,
-                self._gpu,
+                self._device,
                 self._environment,
                 self._open_backend,
                 log.getEffectiveLevel(),
@@ -158,7 +158,7 @@ def how(exitcode: int | None) -> str:
 def serve(
     connection: "Connection[Any, Any]",
     settings: Settings,
-    gpu: Gpu | None,
+    device: Device,
     environment: Mapping[str, str],
     open_backend: Callable[[], Backend],
     level: int,
@@ -187,7 +187,7 @@ def serve(
                 jobs_come.notify()
 
     threading.Thread(target=listen, name="listen", daemon=True).start()
-    render = LocalRender(settings, gpu, open_backend)
+    render = LocalRender(settings, device, open_backend)
     with suppress(SdamdError):  # the first jobs meet it again, and somebody is there to be told
         render.start()
 

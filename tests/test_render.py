@@ -10,7 +10,9 @@ from PIL import Image
 import sdamd
 from sdamd import gallery, models
 from sdamd.errors import BadCheckpoint, BadImage, OutOfVram, UserError
+from sdamd.hardware.device import CPU, Device
 from sdamd.hardware.products import find_card
+from sdamd.hardware.runtime import Engine
 from sdamd.render import Event, Failed, LocalRender, Rendered, Started, Step, in_pass_of
 from sdamd.request import Job
 from sdamd.settings import Settings
@@ -20,7 +22,7 @@ from tests.fakes import FakeBackend, Fault, never, picture, seeds, stop_after
 def events(
     backend: FakeBackend, settings: Settings, jobs: Sequence[Job], watch: object = never
 ) -> list[Event]:
-    render = LocalRender(settings, None, lambda: backend)
+    render = LocalRender(settings, CPU, lambda: backend)
     assert callable(watch)
     return list(render(jobs, watch))
 
@@ -92,7 +94,7 @@ def test_a_record_names_its_model_and_not_the_path_to_it(job: Job, machine: Sett
 
 
 def test_no_jobs_are_no_events_and_no_backend(machine: Settings) -> None:
-    render = LocalRender(machine, None, lambda: pytest.fail("nothing is to be rendered"))
+    render = LocalRender(machine, CPU, lambda: pytest.fail("nothing is to be rendered"))
     assert list(render([], never)) == []
 
 
@@ -153,7 +155,7 @@ def test_nothing_else_may(job: Job, machine: Settings, change: dict[str, int]) -
 
 def test_a_pipeline_is_kept_for_the_next_jobs(job: Job, machine: Settings) -> None:
     backend = FakeBackend()
-    render = LocalRender(machine, None, lambda: backend)
+    render = LocalRender(machine, CPU, lambda: backend)
     list(render(seeds(job, 1, 2), never))
     list(render([replace(job, steps=3, width=192)], never))
     assert [name for name, _ in backend.loads] == ["embedded"]
@@ -161,7 +163,7 @@ def test_a_pipeline_is_kept_for_the_next_jobs(job: Job, machine: Settings) -> No
 
 def test_another_checkpoint_is_loaded_in_its_place(job: Job, machine: Settings) -> None:
     backend = FakeBackend()
-    render = LocalRender(machine, None, lambda: backend)
+    render = LocalRender(machine, CPU, lambda: backend)
     jobs = [job, replace(job, checkpoint=str(models.EMBEDDED)), job]
     assert shape(list(render(jobs, never))).count("R7") == 3
     assert [name for name, _ in backend.loads] == ["embedded", models.EMBEDDED.name, "embedded"]
@@ -169,7 +171,7 @@ def test_another_checkpoint_is_loaded_in_its_place(job: Job, machine: Settings) 
 
 def test_a_closed_render_loads_again(job: Job, machine: Settings) -> None:
     backend = FakeBackend()
-    render = LocalRender(machine, None, lambda: backend)
+    render = LocalRender(machine, CPU, lambda: backend)
     list(render([job], never))
     render.close()
     list(render([job], never))
@@ -191,7 +193,7 @@ def test_a_backend_that_cannot_be_opened_reaches_the_caller(job: Job, machine: S
         raise BadCheckpoint("no weights")
 
     with pytest.raises(BadCheckpoint, match="no weights"):
-        list(LocalRender(machine, None, broken)([job], never))
+        list(LocalRender(machine, CPU, broken)([job], never))
 
 
 # -- bad pictures --------------------------------------------------------------------------------
@@ -244,8 +246,8 @@ def test_at_the_end_of_the_ladder_the_job_fails_and_the_others_go_on(
     job: Job, one_at_a_time: Settings
 ) -> None:
     backend = FakeBackend(faults={1: Fault.OUT_OF_VRAM})
-    gpu = find_card("RX 7900 XTX")
-    render = LocalRender(replace(one_at_a_time, device="auto"), gpu, lambda: backend)
+    device = Device(gpu=find_card("RX 7900 XTX"), engine=Engine.ROCM)
+    render = LocalRender(one_at_a_time, device, lambda: backend)
     happened = list(render(seeds(replace(job, steps=1), 1, 2), never))
     assert shape(happened) == ["S1", "."] * 4 + ["F1", "S2", ".", "R2"]
     (failed,) = (e for e in happened if isinstance(e, Failed))
@@ -280,14 +282,14 @@ def test_what_is_finished_is_told_before_it_stops(job: Job, one_at_a_time: Setti
 
 def test_a_stopped_render_goes_on_with_other_jobs(job: Job, machine: Settings) -> None:
     backend = FakeBackend()
-    render = LocalRender(machine, None, lambda: backend)
+    render = LocalRender(machine, CPU, lambda: backend)
     list(render([job], stop_after(3)))
     assert shape(list(render(seeds(job, 8), never)))[-1] == "R8"
     assert len(backend.loads) == 1
 
 
 def test_leaving_in_the_middle_ends_the_thread(job: Job, machine: Settings) -> None:
-    render = LocalRender(machine, None, partial(FakeBackend))
+    render = LocalRender(machine, CPU, partial(FakeBackend))
     happening = render(seeds(replace(job, steps=100), *range(5)), never)
     next(happening)
     happening.close()  # type: ignore[attr-defined]  # a generator has it

@@ -102,9 +102,11 @@ def test_the_index_of_a_gpu_may_be_a_number_in_the_file(home: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("device", "gpu0", "device is 'gpu0'; allowed auto, cpu, or the index of a GPU"),
-        ("device", "-1", "device is '-1'; allowed auto, cpu, or the index of a GPU"),
-        ("device", "²", "device is '²'; allowed auto, cpu, or the index of a GPU"),
+        (
+            "device",
+            " ",
+            "device is ' '; allowed auto, cpu, rocm, directml, directml-cpu, the index",
+        ),
         ("dtype", "half", "dtype is 'half'; allowed auto, float32, float16, bfloat16"),
         ("batch_size", "65", "batch_size is 65; allowed 0 (automatic) to 64"),
         ("batch_size", "-1", "batch_size is '-1'; allowed 0 (automatic) to 64"),
@@ -177,4 +179,4 @@ def test_whatever_the_environment_says_of_the_device_is_taken_or_refused(text: s
         assert "device is " in str(error)  # noqa: PT017  # either way is right
     else:
         assert settings.device == text
-        assert text in {"auto", "cpu"} or int(text) >= 0
+        assert text.strip()

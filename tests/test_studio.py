@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from sdamd import gallery
-from sdamd.errors import BadRequest, HardwareError, StorageError, UserError
+from sdamd.errors import BadRequest, StorageError, UserError
 from sdamd.hardware.detect import Detection, detect
+from sdamd.hardware.device import CPU
 from sdamd.render import Failed, LocalRender, Rendered, Started, Step
 from sdamd.request import SEED_MAX, Request
 from sdamd.settings import Settings
-from sdamd.studio import Saved, Studio, usable_gpu
+from sdamd.studio import Saved, Studio
 from tests.fakes import FakeBackend, Fault, never, stop_after
 
 MACHINES = Path(__file__).parent / "data/machines"
@@ -22,7 +23,7 @@ class Lab:
 
     def __init__(self, settings: Settings, faults: Mapping[int, Fault] | None = None) -> None:
         self.backend = FakeBackend(faults=faults or {})
-        render = LocalRender(settings, None, lambda: self.backend)
+        render = LocalRender(settings, CPU, lambda: self.backend)
         self.studio = Studio(settings, render=render, detection=NO_GPU, environ={})
 
 
@@ -121,37 +122,6 @@ def test_the_plan_is_that_of_the_render(machine: Settings) -> None:
 
 
 # -- the device ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "index", "reason"),
-    [
-        ("rx7900xtx", "auto", 0, "Radeon RX 7900 XTX is the only GPU that can be used"),
-        ("rx7900xtx", "cpu", None, "the CPU was asked for"),
-        ("rx7900xtx-x2", "1", 1, "Radeon RX 7900 XTX"),
-        ("rx7800xt-raphael", "auto", 0, "Radeon RX 7800 XT is the discrete card"),
-        ("kfd-cpu-only", "auto", None, "no AMD GPU was found"),
-        ("rx580", "auto", None, "no current ROCm build has kernels for "),
-    ],
-)
-def test_the_device_of_a_machine(name: str, device: str, index: int | None, reason: str) -> None:
-    gpu, said = usable_gpu(of(name), device)
-    assert (None if gpu is None else gpu.index) == index
-    assert said.startswith(reason)
-
-
-def test_a_gpu_that_was_asked_for_is_never_silently_replaced_by_the_cpu() -> None:
-    with pytest.raises(HardwareError, match="device is 0, and that cannot be used: "):
-        usable_gpu(of("rx580"), "0")
-    with pytest.raises(BadRequest, match=r"device is 5; allowed auto, cpu, 0 \(Radeon RX 7900"):
-        usable_gpu(of("rx7900xtx"), "5")
-
-
-def test_windows_says_that_its_gpu_cannot_be_driven_yet() -> None:
-    detection = detect(MACHINES / "rx7900xtx", "windows", {})
-    gpu, reason = usable_gpu(detection, "auto")
-    assert gpu is None
-    assert "DirectML" in reason
 
 
 def studio(name: str, device: str = "auto", environ: Mapping[str, str] | None = None) -> Studio:

@@ -17,6 +17,7 @@ import pytest
 
 from sdamd.backends.backend import Backend
 from sdamd.errors import BadCheckpoint, BadImage, HardwareError, UserError, WorkerDied
+from sdamd.hardware.device import CPU
 from sdamd.render import Event, Failed, LocalRender, Rendered, Started, Step
 from sdamd.request import Job
 from sdamd.settings import Settings
@@ -48,7 +49,7 @@ def make(machine: Settings) -> Iterator[Make]:
         environment: dict[str, str] | None = None,
         open_backend: Callable[[], Backend] = FAULTY,
     ) -> WorkerRender:
-        made.append(WorkerRender(settings, None, environment or {}, open_backend))
+        made.append(WorkerRender(settings, CPU, environment or {}, open_backend))
         return made[-1]
 
     yield render
@@ -91,7 +92,7 @@ def test_it_tells_what_a_render_in_this_process_tells_and_keeps_its_child(
     make: Make, machine: Settings, job: Job
 ) -> None:
     jobs = seeds(replace(job, steps=2), 1, 16, 3)
-    local = list(LocalRender(machine, None, lambda: FakeBackend(faults=FAULTS))(jobs, never))
+    local = list(LocalRender(machine, CPU, lambda: FakeBackend(faults=FAULTS))(jobs, never))
     render = make()
     assert [same(e) for e in render(jobs, never)] == [same(e) for e in local]
     first = child().pid
@@ -218,6 +219,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
+from sdamd.hardware.device import CPU
 from sdamd.request import Job
 from sdamd.settings import Settings
 from sdamd.worker import WorkerRender
@@ -225,7 +227,7 @@ from tests.fakes import FakeBackend, Fault, never
 
 job = Job(index=0, prompt="", negative_prompt="", checkpoint="", width=64, height=64, steps=2,
           guidance_scale=1.0, scheduler="Euler", seed=int(sys.argv[2]), upscale=1)
-render = WorkerRender(Settings(home=Path(sys.argv[1])), None, {},
+render = WorkerRender(Settings(home=Path(sys.argv[1])), CPU, {},
                       partial(FakeBackend, faults={14: Fault.HANG}))
 for event in render([job], never):
     print(active_children()[0].pid, flush=True)

@@ -278,9 +278,9 @@ def _lay_out(studio: Studio, i18n: gr.I18n) -> Page:
 
 def _masthead(studio: Studio) -> str:
     """Names the device in the words of the library."""
-    gpu = studio.gpu
+    gpu = studio.device.gpu
     device = "CPU" if gpu is None else f"{gpu.name}, {gpu.vram_bytes / GIB:.0f} GiB"
-    reason = html.escape(studio.device_reason, quote=True)
+    reason = html.escape(studio.device.reason, quote=True)
     return f'<header><h1>sdamd</h1><span title="{reason}">{html.escape(device)}</span></header>'
 
 

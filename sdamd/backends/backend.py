@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from PIL.Image import Image
 
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadImage
+from sdamd.hardware.runtime import Engine
 from sdamd.plan import Plan
 from sdamd.request import Job
 
@@ -31,11 +33,19 @@ class Backend(Protocol):
         ...
 
 
-def open_backend() -> Backend:
-    """Load the engine of this machine, and torch with it, which takes seconds."""
+def open_backend(engine: Engine = Engine.CPU, cache: Path | None = None) -> Backend:
+    """Load the engine, and torch with it, which takes seconds.
+
+    `cache` is the folder for what an engine makes of a checkpoint once and reads again.
+    """
     # They talk while they are imported and later, of what sdamd says itself or does not use.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
-    from sdamd.backends.torch_backend import TorchBackend  # noqa: PLC0415  # the only door
+    # The only door to torch and onnxruntime.
+    if engine in {Engine.DIRECTML, Engine.DIRECTML_CPU}:
+        from sdamd.backends.directml import DirectMLBackend  # noqa: PLC0415
+
+        return DirectMLBackend(cache)
+    from sdamd.backends.torch_backend import TorchBackend  # noqa: PLC0415
 
     return TorchBackend()

@@ -70,21 +70,25 @@ def detect(
 
 
 def pick(detection: Detection, device: str) -> Gpu | None:
-    """Return the GPU that a person asks for: `auto`, `cpu` (nothing), or an index.
+    """Return the GPU that a person asks for: `auto`, `cpu` (nothing), an index, a part of a name.
 
     Raises:
-        BadRequest: no visible GPU has this index; the message lists those that have one.
+        BadRequest: no visible GPU, or more than one, is meant; the message lists them all.
     """
     wanted = device.strip().lower()
     if wanted == "auto":
         return detection.preferred
     if wanted == "cpu":
         return None
-    match = next((gpu for gpu in detection.visible if str(gpu.index) == wanted), None)
-    if match is None:
+    matches = [gpu for gpu in detection.visible if str(gpu.index) == wanted]
+    if not matches and len(wanted) > 2:  # shorter ones are indices, or say too little
+        matches = [gpu for gpu in detection.visible if wanted in gpu.name.lower()]
+        # "7900 XT" is the whole of one name and the start of another.
+        matches = [gpu for gpu in matches if gpu.name.lower().endswith(wanted)] or matches
+    if len(matches) != 1:
         choices = ["auto", "cpu", *(f"{gpu.index} ({gpu.name})" for gpu in detection.visible)]
         raise BadRequest(f"device is {device}; allowed {', '.join(choices)}")
-    return match
+    return matches[0]
 
 
 def _detect_wsl(root: Path, environ: Mapping[str, str]) -> Detection:

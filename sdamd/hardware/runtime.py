@@ -18,6 +18,8 @@ class Engine(StrEnum):
 
     ROCM = "rocm"
     DIRECTML = "directml"
+    DIRECTML_CPU = "directml-cpu"
+    """The graphs of DirectML on onnxruntime's CPU provider: to try them without Windows."""
     CPU = "cpu"
 
 

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from sdamd.errors import BadRequest, UserError
 from sdamd.hardware.detect import Detection
+from sdamd.hardware.device import CPU
 from sdamd.render import LocalRender
 from sdamd.settings import Settings
 from sdamd.studio import Studio
@@ -32,7 +33,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def browser(settings: Settings) -> Iterator[TestClient]:
-    render = LocalRender(settings, None, FakeBackend)
+    render = LocalRender(settings, CPU, FakeBackend)
     runs = Runs(Studio(settings, render=render, detection=NO_GPU, environ={}))
 
     async def make() -> FastAPI:

@@ -13,6 +13,7 @@ from sdamd import models
 from sdamd.errors import BadCheckpoint, StorageError, WorkerDied
 from sdamd.gallery import read_record
 from sdamd.hardware.detect import Detection
+from sdamd.hardware.device import CPU
 from sdamd.metadata import to_parameters
 from sdamd.plan import make_plan
 from sdamd.render import Event, LocalRender, Started, Step, Watch
@@ -35,7 +36,7 @@ class HeldRender:
         self, settings: Settings, faults: Mapping[int, Fault], error: Exception | None = None
     ) -> None:
         backend = FakeBackend(faults=faults)
-        self._inner = LocalRender(settings, None, lambda: backend)
+        self._inner = LocalRender(settings, CPU, lambda: backend)
         self._error = error
         self.let_go = threading.Event()
         self.calls: list[tuple[Job, ...]] = []
