@@ -87,3 +87,29 @@ def test_a_scheduler_has_its_one_name_in_a_job() -> None:
 def test_an_unknown_scheduler_comes_with_the_nearest() -> None:
     with pytest.raises(BadRequest, match="scheduler 'Eular' is not known; the nearest: Euler"):
         next(expand(Request(scheduler="Eular"), FAMILIES["tiny"]))
+
+
+@pytest.mark.parametrize(
+    ("request_", "problems"),
+    [
+        (
+            Request(prompt="a <lora:x:0.8>, <lora:x:0.8> b"),
+            ["prompt asks for the LoRA 'x'; this version cannot use LoRAs yet"],
+        ),
+        (
+            Request(prompt="<hypernet:h:1>", negative_prompt="<lora:n>", scheduler="no such"),
+            [
+                "prompt asks for the hypernet 'h'; this version cannot use hypernets yet",
+                "negative_prompt asks for the LoRA 'n'; this version cannot use LoRAs yet",
+                "scheduler",
+            ],
+        ),
+    ],
+)
+def test_a_network_in_a_prompt_is_refused_and_not_read_as_words(
+    request_: Request, problems: list[str]
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        list(expand(request_, FAMILIES["sd15"]))
+    for said, problem in zip(caught.value.problems, problems, strict=True):
+        assert said.startswith(problem)

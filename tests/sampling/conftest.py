@@ -9,6 +9,15 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from diffusers import (
+    AutoencoderKL,
+    EulerDiscreteScheduler,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+from sdamd.backends.loading import clip_tokenizer
 
 ORACLE = "k_diffusion_oracle"
 
@@ -61,3 +70,56 @@ def sd_config() -> dict[str, object]:
 
 def _append_dims(x: torch.Tensor, dimensions: int) -> torch.Tensor:
     return x[(...,) + (None,) * (dimensions - x.ndim)]
+
+
+@pytest.fixture(scope="session")
+def small_xl() -> StableDiffusionXLPipeline:
+    """SDXL with the real vocabulary and every kind of part, a few numbers wide; random weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        unet = UNet2DConditionModel(
+            sample_size=8,
+            block_out_channels=(16, 32),
+            layers_per_block=1,
+            norm_num_groups=8,
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            attention_head_dim=(2, 4),
+            use_linear_projection=True,
+            cross_attention_dim=48,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            projection_class_embeddings_input_dim=24 + 6 * 8,
+        )
+        vae = AutoencoderKL(
+            block_out_channels=(8, 8, 8, 8),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            norm_num_groups=4,
+            latent_channels=4,
+        )
+        encoders = [
+            kind(
+                CLIPTextConfig(
+                    vocab_size=49408,
+                    hidden_size=width,
+                    intermediate_size=32,
+                    num_hidden_layers=3,
+                    num_attention_heads=2,
+                    projection_dim=24,
+                    bos_token_id=49406,
+                    eos_token_id=49407,
+                )
+            )
+            for kind, width in ((CLIPTextModel, 16), (CLIPTextModelWithProjection, 32))
+        ]
+    parts = {"unet": unet, "vae": vae, "text_encoder": encoders[0], "text_encoder_2": encoders[1]}
+    pipe = StableDiffusionXLPipeline(
+        **{name: part.eval() for name, part in parts.items()},
+        tokenizer=clip_tokenizer("<|endoftext|>"),
+        tokenizer_2=clip_tokenizer("!"),
+        scheduler=EulerDiscreteScheduler(),
+        add_watermarker=False,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
