@@ -28,7 +28,8 @@ class Detection:
     masks leave, in the order that torch (or DirectML) counts. `unlisted` are AMD cards that no
     runtime can use. `preferred` is the visible GPU to use, if there is one, `reason` says why,
     and `mask` holds the visibility variable to set before torch is loaded so that it sees that
-    GPU alone; it is empty where that is so already. `notes` are sentences about what is wrong.
+    GPU alone; it is empty where that is so already. `notes` are sentences about what is wrong;
+    those of them that only say how sure the readings are, are the `remarks`.
     """
 
     platform: str
@@ -39,6 +40,7 @@ class Detection:
     reason: str
     mask: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def detect(
@@ -63,14 +65,14 @@ def detect(
     if wsl.is_wsl(root):
         return _detect_wsl(root, environ)
     found = linux.read_gpus(root)
-    notes = found.notes
-    if found.gpus:
-        notes += linux.device_notes(root, access)
-    return _choose_on_linux("linux", found.gpus, found.unlisted, environ, notes)
+    notes = linux.device_notes(root, access) if found.gpus else ()
+    return _choose_on_linux("linux", found.gpus, found.unlisted, environ, notes, found.notes)
 
 
-def pick(detection: Detection, device: str) -> Gpu | None:
+def pick(detection: Detection, device: str, *, asked: str = "") -> Gpu | None:
     """Return the GPU that a person asks for: `auto`, `cpu` (nothing), an index, a part of a name.
+
+    `asked` is what was said, where `device` is a part of it.
 
     Raises:
         BadRequest: no visible GPU, or more than one, is meant; the message lists them all.
@@ -87,7 +89,7 @@ def pick(detection: Detection, device: str) -> Gpu | None:
         matches = [gpu for gpu in matches if gpu.name.lower().endswith(wanted)] or matches
     if len(matches) != 1:
         choices = ["auto", "cpu", *(f"{gpu.index} ({gpu.name})" for gpu in detection.visible)]
-        raise BadRequest(f"device is {device}; allowed {', '.join(choices)}")
+        raise BadRequest(f"device is {asked or device}; allowed {', '.join(choices)}")
     return matches[0]
 
 
@@ -130,14 +132,17 @@ def _choose_on_linux(
     unlisted: tuple[Gpu, ...],
     environ: Mapping[str, str],
     notes: tuple[str, ...],
+    remarks: tuple[str, ...] = (),
 ) -> Detection:
     uuids = [gpu.uuid for gpu in gpus]
     visible = tuple(gpus[index] for index in visible_indices(uuids, environ))
     supported = [gpu for gpu in visible if gpu.architecture is None or gpu.architecture.rocm]
     preferred = _best(supported, visible)
+    notes = remarks + notes
     notes += tuple(_support_note(gpu) for gpu in visible if gpu not in supported)
     notes += _mask_notes(gpus, visible, environ)
     if preferred is not None:
+        remarks += _gpu_notes(preferred)
         notes += _gpu_notes(preferred) + _override_notes(preferred, environ)
     return Detection(
         platform=platform,
@@ -148,6 +153,7 @@ def _choose_on_linux(
         reason=_reason(preferred, supported, visible, gpus or unlisted),
         mask={} if preferred is None else mask_for(preferred.index, uuids, environ),
         notes=notes,
+        remarks=remarks,
     )
 
 
@@ -178,6 +184,7 @@ def _detect_windows(root: Path, read_windows: Callable[[], Readings] | None) -> 
         reason=_reason(preferred, gpus, gpus, gpus),
         mask={},
         notes=notes,
+        remarks=notes,
     )
 
 

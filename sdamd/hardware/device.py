@@ -41,7 +41,7 @@ def choose_device(
     if wanted in _WITHOUT_GPU:
         return Device(gpu=None, engine=_WITHOUT_GPU[wanted], reason=f"{wanted} was asked for")
     engine, which = _parse(wanted)
-    gpu = pick(detection, which)
+    gpu = pick(detection, which, asked=asked)
     if gpu is None and which != "cpu" and engine is None and wanted == "auto":
         return Device(gpu=None, engine=Engine.CPU, reason=detection.reason)
     if gpu is None:

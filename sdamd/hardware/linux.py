@@ -69,6 +69,15 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PciGpu:
+    """An AMD GPU as the bus lists it; `driver` is empty where none has claimed it."""
+
+    pci: str
+    name: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
     """A GPU node of KFD; `bank_bytes` is the video memory of its memory banks."""
 
@@ -388,23 +397,30 @@ def _simd_per_cu(properties: Mapping[str, int], arch: str, wave: int) -> int:
 
 def _pci_notes(root: Path) -> list[str]:
     """AMD GPUs on the bus that no driver has claimed."""
+    return [
+        f"{gpu.name} at {gpu.pci} is "
+        f"{f'bound to the driver {gpu.driver}' if gpu.driver else 'without a driver'}, "
+        "so ROCm cannot use it"
+        for gpu in read_pci_gpus(root)
+    ]
+
+
+def read_pci_gpus(root: Path) -> tuple[PciGpu, ...]:
+    """Find the AMD GPUs of the PCI bus; a laptop's card may be a 3D or a display controller."""
     try:
         addresses = sorted(os.listdir(root / _PCI))  # noqa: PTH208 - as in _numbered
     except OSError:
-        return []
-    notes = []
-    for device in (root / _PCI / address for address in addresses):
-        device_class = _hexadecimal(device / "class")
-        if (
-            _hexadecimal(device / "vendor") != AMD
-            or device_class is None
-            or device_class >> 16 not in _GPU_CLASSES
-        ):
-            continue
-        name = name_of_device(
-            _hexadecimal(device / "device") or 0, _hexadecimal(device / "revision"), ""
+        return ()
+    devices = (root / _PCI / address for address in addresses)
+    return tuple(
+        PciGpu(
+            pci=device.name,
+            name=name_of_device(
+                _hexadecimal(device / "device") or 0, _hexadecimal(device / "revision"), ""
+            ),
+            driver=_uevent(device).get("DRIVER", ""),
         )
-        driver = _uevent(device).get("DRIVER")
-        state = f"bound to the driver {driver}" if driver else "without a driver"
-        notes.append(f"{name} at {device.name} is {state}, so ROCm cannot use it")
-    return notes
+        for device in devices
+        if _hexadecimal(device / "vendor") == AMD
+        and (_hexadecimal(device / "class") or 0) >> 16 in _GPU_CLASSES
+    )

@@ -62,7 +62,8 @@ def test_a_gpu_that_was_asked_for_is_never_silently_replaced_by_the_cpu(
 def test_a_gpu_that_is_not_there_or_is_meant_by_two_is_refused_with_the_choices(
     asked: str,
 ) -> None:
-    with pytest.raises(BadRequest, match=r"allowed auto, cpu, 0 \(Radeon RX 7900 XTX\), 1 \("):
+    said = rf"device is {asked}; allowed auto, cpu, 0 \(Radeon RX 7900 XTX\), 1 \("
+    with pytest.raises(BadRequest, match=said):
         choose_device(of("rx7900xtx-x2"), asked)
 
 
