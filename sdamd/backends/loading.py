@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from accelerate import init_empty_weights
 from diffusers import (
     AutoencoderKL,
     EulerDiscreteScheduler,
@@ -25,16 +26,18 @@ from safetensors import SafetensorError
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 from transformers.utils import logging as transformers_logging
 
-from sdamd.backends.single_file import Parts, load_single_file, refuse_gaps
+from sdamd.backends import single_file
+from sdamd.backends.single_file import Parts, Tensors
 from sdamd.checkpoint import Checkpoint, Layout
+from sdamd.checkpoint.folder import weight_variant
 from sdamd.errors import BadCheckpoint, OutOfVram
 from sdamd.plan import Plan
 
 
 def load_components(
-    checkpoint: Checkpoint, plan: Plan, device: torch.device
+    checkpoint: Checkpoint, plan: Plan, device: torch.device, given: Mapping[str, Any] | None = None
 ) -> StableDiffusionPipeline | StableDiffusionXLPipeline:
-    """Load all weights onto `device` in the plan's dtypes.
+    """Load all weights onto `device` in the plan's dtypes, but for the components that are `given`.
 
     The pipeline's scheduler only carries the training schedule (betas, `prediction_type`, zero
     terminal SNR); the one that a job asks for is made from its config. There is no safety
@@ -44,22 +47,76 @@ def load_components(
         BadCheckpoint: a component is incomplete, or the file changed since it was identified.
         OutOfVram: the device has no room for the weights.
     """
-    parts: Parts
+    parts: Parts = dict(given or {})
     with _translated(checkpoint):
-        if checkpoint.layout is Layout.FOLDER:
-            parts = _load_folder(checkpoint, plan, device)
-        else:
-            parts = load_single_file(checkpoint, plan, device)
-            for name, pad_token in zip(
-                _tokenizers(checkpoint), checkpoint.family.pad_tokens, strict=True
-            ):
-                parts[name] = clip_tokenizer(pad_token)
-    parts["scheduler"] = _training_schedule(checkpoint, parts["scheduler"])
+        for name in _classes(checkpoint):
+            if name in parts:
+                continue
+            dtype = getattr(torch, plan.vae_dtype if name == "vae" else plan.dtype)
+            model = _load_model(checkpoint, name, device, dtype)
+            parts[name] = model.eval().requires_grad_(requires_grad=False)
+        for name, pad_token in zip(
+            ("tokenizer", "tokenizer_2"), checkpoint.family.pad_tokens, strict=False
+        ):
+            parts[name] = (
+                _folder_tokenizer(checkpoint.path, name)
+                if checkpoint.layout is Layout.FOLDER
+                else clip_tokenizer(pad_token)
+            )
+        schedule = read_config(checkpoint, "scheduler")
+    parts["scheduler"] = _training_schedule(checkpoint, schedule)
     if checkpoint.family.pipeline == "StableDiffusionXLPipeline":
         return StableDiffusionXLPipeline(**parts, add_watermarker=False)
     return StableDiffusionPipeline(
         **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
     )
+
+
+def read_config(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """The config of a component, or of the training schedule (`scheduler`).
+
+    Raises:
+        BadCheckpoint: the file changed since it was identified.
+    """
+    if checkpoint.layout is Layout.FILE:
+        return single_file.read_config(checkpoint, name)
+    file = {"scheduler": "scheduler_config.json"}.get(name, "config.json")
+    with _translated(checkpoint):
+        text = (checkpoint.path / name / file).read_text("utf-8-sig")
+        config: dict[str, Any] = json.loads(text)
+    return config
+
+
+def load_weights(checkpoint: Checkpoint, name: str, dtype: str) -> Tensors:
+    """The weights of UNet or VAE under diffusers' names, as stored: views of the files.
+
+    `dtype` is what they will be used in; it chooses between files of half and full size.
+
+    Raises:
+        BadCheckpoint: weights are missing or of another shape, or a file changed since it was
+            identified.
+    """
+    with _translated(checkpoint):
+        if checkpoint.layout is Layout.FILE:
+            return single_file.load_weights(checkpoint, name)
+        state: Tensors = {}
+        for file in weight_files(checkpoint, name, dtype):
+            state |= single_file.read_tensors(file)
+        with init_empty_weights():
+            model = _classes(checkpoint)[name].from_config(read_config(checkpoint, name))
+        # Folders from before diffusers 0.18 call the VAE's attention by other names.
+        model._fix_state_dict_keys_on_load(state)
+        single_file.refuse_others(checkpoint, name, model, state)
+        return state
+
+
+def weight_files(checkpoint: Checkpoint, name: str, dtype: str) -> list[Path]:
+    """The files that `load_weights` reads."""
+    if checkpoint.layout is Layout.FILE:
+        return [checkpoint.path]
+    variant = _variant(checkpoint, dtype) or ""
+    files = sorted((checkpoint.path / name).iterdir())
+    return [file for file in files if weight_variant(file.name) == variant]
 
 
 def clip_tokenizer(pad_token: str) -> CLIPTokenizer:
@@ -121,11 +178,7 @@ def _training_schedule(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Eul
     )
 
 
-def _tokenizers(checkpoint: Checkpoint) -> list[str]:
-    return ["tokenizer", "tokenizer_2"][: len(checkpoint.family.pad_tokens)]
-
-
-def _load_folder(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> Parts:
+def _classes(checkpoint: Checkpoint) -> dict[str, Any]:
     classes: dict[str, Any] = {
         "unet": UNet2DConditionModel,
         "vae": AutoencoderKL,
@@ -133,27 +186,25 @@ def _load_folder(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> Pa
     }
     if checkpoint.family.pipeline == "StableDiffusionXLPipeline":
         classes["text_encoder_2"] = CLIPTextModelWithProjection
-    parts: Parts = {}
-    for name, kind in classes.items():
-        dtype = plan.vae_dtype if name == "vae" else plan.dtype
-        with _quietly():
-            model, found = kind.from_pretrained(
-                checkpoint.path,
-                subfolder=name,
-                variant=_variant(checkpoint, dtype),
-                dtype=getattr(torch, dtype),
-                local_files_only=True,
-                use_safetensors=True,
-                low_cpu_mem_usage=True,
-                output_loading_info=True,
-            )
-        refuse_gaps(checkpoint, name, missing=found["missing_keys"])
-        parts[name] = model.to(device).eval().requires_grad_(requires_grad=False)
-    for name in _tokenizers(checkpoint):
-        parts[name] = _folder_tokenizer(checkpoint.path, name)
-    config = checkpoint.path / "scheduler" / "scheduler_config.json"
-    parts["scheduler"] = json.loads(config.read_text("utf-8-sig"))
-    return parts
+    return classes
+
+
+def _load_model(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    if checkpoint.layout is Layout.FILE:
+        return single_file.load_model(checkpoint, name, device, dtype)
+    with _quietly():
+        model, found = _classes(checkpoint)[name].from_pretrained(
+            checkpoint.path,
+            subfolder=name,
+            variant=_variant(checkpoint, str(dtype).removeprefix("torch.")),
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            low_cpu_mem_usage=True,
+            output_loading_info=True,
+        )
+    single_file.refuse_gaps(checkpoint, name, missing=found["missing_keys"])
+    return model.to(device)
 
 
 @contextmanager

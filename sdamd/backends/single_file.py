@@ -26,7 +26,6 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadCheckpoint
-from sdamd.plan import Plan
 
 Parts: TypeAlias = dict[str, Any]
 """Component name, as the pipeline's argument is called, -> component."""
@@ -156,30 +155,52 @@ _COMPONENTS: Final[Mapping[str, Sequence[_Component]]] = {
 }
 
 
-def load_single_file(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> Parts:
-    """Load UNet, VAE and text encoders; `scheduler` is the config of the training schedule.
+def read_config(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """The config of a component, or of the training schedule (`scheduler`), as it ships."""
+    family = checkpoint.family
+    file = {"scheduler": "scheduler_config.json"}.get(name, "config.json")
+    configs = files("sdamd") / "assets" / "configs" / family.config
+    config: dict[str, Any] = json.loads((configs / name / file).read_text("utf-8"))
+    if name == "unet":
+        config["sample_size"] = family.width // family.vae_scale_factor
+    return config
+
+
+def load_model(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Load one component.
 
     Raises:
         BadCheckpoint: weights are missing, left over or of another shape.
         SafetensorError: the file changed since it was identified.
     """
-    family = checkpoint.family
-    configs = files("sdamd") / "assets" / "configs" / family.config
-    parts: Parts = {}
-    for component in _COMPONENTS[family.config]:
-        config = json.loads((configs / component.name / "config.json").read_text("utf-8"))
-        if component is _UNET:
-            config["sample_size"] = family.width // family.vae_scale_factor
-        dtype = plan.vae_dtype if component is _VAE else plan.dtype
-        state = component.convert(_tensors(checkpoint.path, component.prefix), config)
-        # Buffers stay real: the text encoders compute theirs, no file holds them.
-        with init_empty_weights(include_buffers=False):
-            model = component.build(config)
-        _fill(checkpoint, component.name, model, state, device, getattr(torch, dtype))
-        parts[component.name] = model.to(device).eval().requires_grad_(requires_grad=False)
-    scheduler = configs / "scheduler" / "scheduler_config.json"
-    parts["scheduler"] = json.loads(scheduler.read_text("utf-8"))
-    return parts
+    model, state = _empty_and_state(checkpoint, name)
+    # One tensor at a time, so that at no time there is a second copy.
+    for key in state:
+        state[key] = state[key].to(device=device, dtype=dtype).contiguous()
+    model.load_state_dict(state, assign=True)
+    return model.to(device)
+
+
+def load_weights(checkpoint: Checkpoint, name: str) -> Tensors:
+    """The weights of one component under diffusers' names, as stored: views of the file.
+
+    Raises:
+        BadCheckpoint: weights are missing, left over or of another shape.
+        SafetensorError: the file changed since it was identified.
+    """
+    return _empty_and_state(checkpoint, name)[1]
+
+
+def _empty_and_state(checkpoint: Checkpoint, name: str) -> tuple[Any, Tensors]:
+    """A model without weights, and those that it lacks."""
+    by_name = {component.name: component for component in _COMPONENTS[checkpoint.family.config]}
+    component, config = by_name[name], read_config(checkpoint, name)
+    state = component.convert(read_tensors(checkpoint.path, component.prefix), config)
+    # Buffers stay real: the text encoders compute theirs, no file holds them.
+    with init_empty_weights(include_buffers=False):
+        model = component.build(config)
+    refuse_others(checkpoint, name, model, state)
+    return model, state
 
 
 def refuse_gaps(
@@ -202,23 +223,14 @@ def refuse_gaps(
         )
 
 
-def _tensors(path: Path, prefix: str) -> Tensors:
-    """Read what lies under `prefix`; on the CPU these are views of the file."""
-    with safe_open(path, framework="pt") as file:
-        return {
-            name: file.get_tensor(name) for name in file.offset_keys() if name.startswith(prefix)
-        }
-
-
-def _fill(
-    checkpoint: Checkpoint,
-    component: str,
-    model: Any,
-    state: Tensors,
-    device: torch.device,
-    dtype: torch.dtype,
+def refuse_others(
+    checkpoint: Checkpoint, component: str, model: Any, state: Mapping[str, torch.Tensor]
 ) -> None:
-    """Give an empty model its weights, one tensor at a time, in their place and dtype."""
+    """Refuse weights that are not exactly those of the model, by name and shape.
+
+    Raises:
+        BadCheckpoint: with the first names of each kind.
+    """
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     refuse_gaps(
         checkpoint,
@@ -235,6 +247,11 @@ def _fill(
             if state[name].shape != shape
         ],
     )
-    for name in wanted:
-        state[name] = state[name].to(device=device, dtype=dtype).contiguous()
-    model.load_state_dict(state, assign=True)
+
+
+def read_tensors(path: Path, prefix: str = "") -> Tensors:
+    """Read what lies under `prefix`; on the CPU these are views of the file."""
+    with safe_open(path, framework="pt") as file:
+        return {
+            name: file.get_tensor(name) for name in file.offset_keys() if name.startswith(prefix)
+        }

@@ -23,7 +23,13 @@ from safetensors.torch import save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sdamd.backends import single_file
-from sdamd.backends.loading import clip_tokenizer, load_components
+from sdamd.backends.loading import (
+    clip_tokenizer,
+    load_components,
+    load_weights,
+    read_config,
+    weight_files,
+)
 from sdamd.checkpoint import FAMILIES, V_PREDICTION, identify
 from sdamd.errors import BadCheckpoint
 from sdamd.plan import Plan, Stages
@@ -40,7 +46,7 @@ def plan(dtype: str = "float32", vae_dtype: str | None = None) -> Plan:
         vae_dtype=vae_dtype or dtype,
         batch=1,
         vae_tile=0,
-        attention="sdpa",
+        attention="fused",
         offload="none",
         stages=Stages(text=0, denoise=0, decode=0),
         budget_bytes=None,
@@ -342,6 +348,83 @@ def test_a_file_that_went_away_after_it_was_identified_is_a_sentence(tmp_path: P
     (tmp_path / "vae/diffusion_pytorch_model.safetensors").unlink()
     with pytest.raises(BadCheckpoint, match="cannot be loaded"):
         load_components(found, plan(), CPU)
+
+
+# -- weights without a model -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("component", ["unet", "vae"])
+def test_weights_are_those_of_the_model_as_they_are_stored(saved: Any, component: str) -> None:
+    pipeline, path = saved
+    found = identify(path)
+    state = load_weights(found, component, "float16")
+    expected = getattr(pipeline, component).state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    (file,) = weight_files(found, component, "float16")
+    assert file == path / component / "diffusion_pytorch_model.safetensors"
+    config = read_config(found, component)
+    assert config["block_out_channels"] == list(
+        getattr(pipeline, component).config.block_out_channels
+    )
+
+
+def test_weights_of_half_size_are_read_where_they_lose_nothing(tmp_path: Path) -> None:
+    pipeline = small_pipeline()
+    pipeline.save_pretrained(tmp_path)
+    pipeline.to(dtype=torch.float16).save_pretrained(tmp_path, variant="fp16")
+    found = identify(tmp_path)
+    for dtype, stored_dtype in (("float16", torch.float16), ("float32", torch.float32)):
+        state = load_weights(found, "unet", dtype)
+        assert {tensor.dtype for tensor in state.values()} == {stored_dtype}
+
+
+def test_attention_of_a_vae_saved_by_older_versions_is_found(tmp_path: Path) -> None:
+    """Published folders of Stable Diffusion 1.5 still have these names."""
+    pipeline = small_pipeline()
+    pipeline.save_pretrained(tmp_path)
+    expected = pipeline.vae.state_dict()
+    new_to_old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    old = {}
+    for name, tensor in expected.items():
+        renamed = name
+        for new, before in new_to_old.items():
+            renamed = renamed.replace(f"attentions.0.{new}.", f"attentions.0.{before}.")
+        old[renamed] = tensor
+    assert old.keys() != expected.keys()
+    weights = tmp_path / "vae/diffusion_pytorch_model.safetensors"
+    save_file(old, weights, metadata={"format": "pt"})
+    state = load_weights(identify(tmp_path), "vae", "float32")
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+
+
+def test_weights_that_are_missing_are_told(tmp_path: Path) -> None:
+    pipeline = small_pipeline()
+    pipeline.save_pretrained(tmp_path)
+    state = pipeline.unet.state_dict()
+    del state["conv_out.bias"]
+    save_file(state, tmp_path / "unet/diffusion_pytorch_model.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"its unet lacks conv_out\.bias"):
+        load_weights(identify(tmp_path), "unet", "float32")
+
+
+@pytest.mark.parametrize(
+    ("header", "component"), [("sd15", "unet"), ("sd21", "unet"), ("sdxl", "vae")]
+)
+def test_weights_of_a_single_file_keep_their_dtype_under_diffusers_names(
+    tmp_path: Path, header: str, component: str
+) -> None:
+    path = tmp_path / "model.safetensors"
+    write_header(path, rows_of(header))
+    found = identify(path)
+    state = load_weights(found, component, "float32")
+    assert {tensor.dtype for tensor in state.values()} == {torch.float16}
+    known = found.family.parameters
+    assert sum(t.numel() for t in state.values()) == getattr(known, component)
+    assert weight_files(found, component, "float32") == [path]
+    if component == "unet":
+        assert read_config(found, component)["sample_size"] * 8 == found.family.width
 
 
 # -- single files of real size -----------------------------------------------------------------
