@@ -11,11 +11,12 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Protocol
@@ -43,11 +44,25 @@ VERSION = "from importlib.metadata import version; print(version('torch'))"
 _NETWORK = re.compile(
     r"NewConnectionError|ConnectTimeout|ReadTimeout|name resolution|getaddrinfo failed|"
     r"Network is unreachable|Connection refused|Connection reset|ProxyError|IncompleteRead|"
-    r"Name or service not known|No route to host|Connection broken"
+    r"Name or service not known|No route to host|Connection broken|"
+    # Windows says these in the person's language: the numbers stay.
+    r"WinError 100(51|53|54|60|61|65)\b|Errno 1100[1-4]\b"
 )
 _DISK_FULL = re.compile(
-    r"No space left on device|Disk quota exceeded|not enough space on the disk|Errno (28|122)\b"
+    r"No space left on device|Disk quota exceeded|not enough space on the disk|Errno (28|122)\b|"
+    r"WinError (39|112|1295)\b"
 )
+_IN_USE = (5, 32)
+"""What Windows answers where a program still uses the file. Source: winerror.h."""
+_IN_USE_HINT = "if sdamd is still open, close it and start again"
+
+# Why Windows does not load torch's libraries, and what helps. Source: winerror.h.
+_NOT_LOADED = {
+    r"WinError 126\b": "install Microsoft's Visual C++ Redistributable 2015-2022 (x64)",
+    r"WinError (1260|4551)\b": "Windows' Smart App Control or a policy blocks it, and ROCm for "
+    "Windows needs Smart App Control off; `--device directml` before the command does without",
+}
+_LONG_PATHS = "Windows Long Path support"
 
 
 class Run(Protocol):
@@ -64,11 +79,13 @@ class Stamp:
     """What `.venv` was set up for; kept in it as JSON.
 
     `complete` is False from before the first change until after the last check. `adopted`: a
-    person made this environment, so that it is never emptied.
+    person made this environment, so that it is never emptied. `by_hand`: a person chose the
+    build, so that it stays where nothing else is asked for.
     """
 
     complete: bool = False
     adopted: bool = False
+    by_hand: bool = False
     root: str = ""
     python: str = ""
     engine: str = ""
@@ -155,7 +172,7 @@ def prepare(
     """
     setup = SetUp(machine=machine, venv=venv, environ=environ, run=run)
     try:
-        wanted = wanted_stamp(machine.build, extras)
+        wanted = wanted_stamp(machine.build, extras, by_hand=machine.by_hand)
         if setup.is_done(wanted):
             return setup.python
         setup.refuse_what_is_no_environment()
@@ -169,10 +186,11 @@ def prepare(
     return setup.python
 
 
-def wanted_stamp(build: Build, extras: Sequence[str]) -> Stamp:
+def wanted_stamp(build: Build, extras: Sequence[str], *, by_hand: bool = False) -> Stamp:
     """Return what the stamp must say for `build` under this Python and pyproject.toml."""
     return Stamp(
         complete=True,
+        by_hand=by_hand,
         root=str(ROOT),
         python=f"{sys.version_info[0]}.{sys.version_info[1]}",
         engine=build.engine.value,
@@ -191,6 +209,12 @@ def read_stamp(venv: Path) -> Stamp:
         return Stamp(**values)
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
         return Stamp()
+
+
+def kept_build(venv: Path) -> str:
+    """Return the build that a person chose for an environment, or an empty text."""
+    found = read_stamp(venv)
+    return found.build if found.by_hand else ""
 
 
 def write_stamp(venv: Path, stamp: Stamp) -> None:
@@ -257,7 +281,8 @@ class SetUp:
 
     def _lost_its_gpu(self, found: Stamp, wanted: Stamp) -> bool:
         return (
-            (found.engine, wanted.engine) == (Engine.ROCM, Engine.CPU)
+            found.engine in {Engine.ROCM, Engine.DIRECTML}
+            and wanted.engine == Engine.CPU
             and not self.machine.detection.visible
             and (found.root, found.python, found.pyproject)
             == (wanted.root, wanted.python, wanted.pyproject)
@@ -285,7 +310,12 @@ class SetUp:
         make, torch, package = steps(
             self.machine.build, self.venv, wanted.extras, self.machine.detection.platform
         )
-        write_stamp(self.venv, Stamp(adopted=adopted and keep))
+        # What was chosen by hand is kept, for the start that goes on after an interruption.
+        chosen = wanted.build if wanted.by_hand else ""
+        write_stamp(
+            self.venv,
+            Stamp(adopted=adopted and keep, by_hand=wanted.by_hand, build=chosen),
+        )
         if not keep:
             self._make(make)
         try:
@@ -355,7 +385,7 @@ class SetUp:
             if path.name in {STAMP, LOCK}:
                 continue
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                _remove_tree(path)
             else:
                 path.unlink()
 
@@ -390,8 +420,10 @@ class SetUp:
         done = self.run([str(self.python), "-c", CHECK], environ=self.environ, capture=True)
         if done.returncode < 0:
             raise HardwareError(f"importing torch ended with signal {-done.returncode}")
+        if done.returncode > 255:
+            raise HardwareError(f"importing torch ended with 0x{done.returncode:08X}")
         if done.returncode != 0:
-            raise HardwareError(f"torch cannot be imported: {_last_line(done.stderr)}")
+            raise HardwareError(f"torch cannot be imported: {_import_problem(done.stderr)}")
         version, hip = json.loads(_last_line(done.stdout))
         problem = wrong_torch(self.machine.build, version=version, hip=hip)
         if problem is not None:
@@ -404,6 +436,13 @@ def pip_error(text: str, log: Path) -> SdamdError:
     last = errors[-1].strip() if errors and errors[-1].strip() != "Exception:" else _last_line(text)
     if _DISK_FULL.search(text):
         return StorageError(f"the disk is full: {last} (whole log: {log})")
+    if _LONG_PATHS in text:
+        return StorageError(
+            f"a path grew longer than Windows takes ({last}): move sdamd to a folder with a short "
+            f"path, or enable Windows' long paths (whole log: {log})"
+        )
+    if any(f"[WinError {number}]" in text for number in _IN_USE):
+        return StorageError(f"a file cannot be replaced: {last}; {_IN_USE_HINT} (whole log: {log})")
     if _NETWORK.search(text):
         return HardwareError(f"pip cannot reach its index, is there a network? {last} ({log})")
     return HardwareError(f"pip failed: {last} (whole log: {log})")
@@ -414,7 +453,32 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else "it says nothing"
 
 
+def _import_problem(text: str) -> str:
+    advice = [help_ for sign, help_ in _NOT_LOADED.items() if re.search(sign, text)]
+    return "; ".join([_last_line(text), *advice])
+
+
+def _remove_tree(folder: Path) -> None:
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(folder, onexc=unlock_and_retry)
+    else:
+        shutil.rmtree(folder, onerror=lambda do, path, how: unlock_and_retry(do, path, how[1]))
+
+
+def unlock_and_retry(remove: Callable[[str], object], path: str, error: BaseException) -> None:
+    """Remove what `rmtree` could not for being read-only, which Windows asks of the file itself.
+
+    Raises:
+        OSError: that was not why.
+    """
+    if not isinstance(error, PermissionError) or Path(path).lstat().st_mode & stat.S_IWRITE:
+        raise error
+    Path(path).chmod(stat.S_IWRITE)
+    remove(path)
+
+
 def _storage_error(error: OSError, venv: Path) -> StorageError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return StorageError(f"the disk that holds {venv} is full")
-    return StorageError(f"{error.filename or venv}: {error.strerror or error}")
+    hint = f"; {_IN_USE_HINT}" if getattr(error, "winerror", None) in _IN_USE else ""
+    return StorageError(f"{error.filename or venv}: {error.strerror or error}{hint}")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scripts.build_venv import ROOT, prepare, run, say
+from scripts.build_venv import ROOT, VENV, kept_build, prepare, run, say
 from scripts.machine import environment, look
 from sdamd.errors import SdamdError
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     if len(arguments) < len(argv):
         arguments += ["-m", "not slow"]
     try:
-        machine = look()
+        machine = look(kept=kept_build(VENV))
         python = prepare(machine, ("dev",))
     except SdamdError as error:
         say(f"sdamd: {error}")

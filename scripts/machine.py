@@ -1,8 +1,9 @@
 """What machine this is and which build of torch it gets. Standard library only."""
 
 import os
+import platform as this_platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,24 +18,34 @@ class Machine:
     """What was found, and the build that was chosen for it.
 
     `gpu` is the one that the build is about; without `detection.preferred` it is one that no
-    build supports.
+    build supports. `by_hand`: a person chose the build. `device` is what sdamd must then be told,
+    since `auto` would go back to the engine of the first choice.
     """
 
     detection: Detection
     gpu: Gpu | None
     build: Build
     by_hand: bool = False
+    device: str = ""
 
 
-def look(root: Path | None = None, platform: str | None = None, name: str | None = None) -> Machine:
-    """Find the GPU and choose the build, or the one called `name`.
+def look(
+    root: Path | None = None,
+    platform: str | None = None,
+    *,
+    name: str | None = None,
+    engine: str | None = None,
+    kept: str = "",
+) -> Machine:
+    """Find the GPU and choose the build: the one called `name`, or the first for `engine`.
 
     `root` is that of a recorded machine, `platform` another system to suppose; without them it
-    is this machine.
+    is this machine. `kept` is the build that a person chose earlier; it counts where nothing else
+    is asked for, as long as this machine still allows it.
 
     Raises:
         HardwareError: there is no build for this Python.
-        UserError: `--build` names none of those that could run here.
+        UserError: none of those that could run here is called `name` or is for `engine`.
     """
     recorded = root is not None
     detection = detect(
@@ -48,15 +59,39 @@ def look(root: Path | None = None, platform: str | None = None, name: str | None
         gpu,
         detection.platform,
         sys.version_info[:2],
-        "x86_64" if recorded or sys.platform == "win32" else os.uname().machine,
+        "x86_64" if recorded else this_platform.machine(),
     )
+    chosen = _chosen(builds, name, engine, kept)
+    build = chosen or builds[0]
+    if gpu is None and detection.platform != "wsl":
+        build = replace(build, reason=f"{detection.reason}, so it computes on the CPU")
+    return Machine(
+        detection=detection,
+        gpu=gpu,
+        build=build,
+        by_hand=chosen is not None,
+        device="" if build.engine is builds[0].engine else build.engine.value,
+    )
+
+
+def _chosen(
+    builds: Sequence[Build], name: str | None, engine: str | None, kept: str
+) -> Build | None:
+    """Return the build that a person chose, now or earlier; None leaves it to the table."""
     named = {build.name: build for build in builds}
     if name is not None and name not in named:
         raise UserError(f"--build is {name}; for this machine: {', '.join(named)}")
-    build = named[name] if name else builds[0]
-    if gpu is None and detection.platform != "wsl":
-        build = replace(build, reason=f"{detection.reason}, so it computes on the CPU")
-    return Machine(detection=detection, gpu=gpu, build=build, by_hand=name is not None)
+    if name is not None:
+        return named[name]
+    if engine is None:
+        return named.get(kept)
+    if engine == "auto":
+        return None
+    fitting = [build for build in builds if build.engine.value == engine]
+    if not fitting:
+        allowed = ", ".join(dict.fromkeys(build.engine.value for build in builds))
+        raise UserError(f"--device is {engine}; for this machine: auto, {allowed}")
+    return fitting[0]
 
 
 def environment(machine: Machine, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -75,6 +110,12 @@ def environment(machine: Machine, environ: Mapping[str, str]) -> tuple[dict[str,
                 f"{variable.name} stays {value!r} as you set it; {build.name} would have "
                 f"{variable.value!r}: {variable.reason}"
             )
+    device = result.setdefault("SDAMD_DEVICE", machine.device) if machine.device else ""
+    if device.partition(":")[0] != machine.device:
+        notes.append(
+            f"SDAMD_DEVICE stays {device!r} as you set it, although {build.name} was chosen; "
+            "`--device auto` before the command goes back to the first choice"
+        )
     override = "HSA_OVERRIDE_GFX_VERSION"
     if (
         build.engine is Engine.ROCM

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -13,9 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.build_venv import CHECK, VENV, prepare, say, steps, venv_python
+from scripts.build_venv import CHECK, VENV, kept_build, prepare, say, steps, venv_python
 from scripts.machine import Machine, environment, look
 from sdamd.errors import SdamdError, UserError
+
+_ALLOWED = {
+    "--platform": ("linux", "windows"),
+    "--device": ("auto", "rocm", "directml", "cpu"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +33,16 @@ class Options:
     root: Path | None = None
     platform: str | None = None
     build: str | None = None
+    device: str | None = None
     extras: tuple[str, ...] = ()
     rest: tuple[str, ...] = ()
 
 
 def main(argv: Sequence[str]) -> int:
     """Set up if need be, then become sdamd; return the exit status where it could not."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Windows writes to files and pipes in a code page that few paths fit into.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _main(argv)
     except SdamdError as error:
@@ -49,7 +59,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     options = parse(argv)
-    machine = look(options.root, options.platform, options.build)
+    here = options.root is None and options.platform is None
+    machine = look(
+        options.root,
+        options.platform,
+        name=options.build,
+        engine=options.device,
+        kept=kept_build(VENV) if here else "",
+    )
     if options.dry_run:
         print("\n".join(describe(machine, options)))
         return 0
@@ -73,7 +90,7 @@ def parse(argv: Sequence[str]) -> Options:
     problems: list[str] = []
     while rest:
         name, equals, value = rest[0].partition("=")
-        if name in {"--root", "--platform", "--build", "--extras"}:
+        if name in {"--root", "--platform", "--build", "--device", "--extras"}:
             if not equals:
                 rest.pop(0)
                 value = rest[0] if rest else ""
@@ -95,6 +112,7 @@ def parse(argv: Sequence[str]) -> Options:
         root=Path(given["--root"]) if "--root" in given else None,
         platform=given.get("--platform"),
         build=given.get("--build"),
+        device=given.get("--device"),
         extras=tuple(sorted({extra.strip() for extra in extras} - {""})),
         rest=tuple(rest),
     )
@@ -102,9 +120,11 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _problems(given: Mapping[str, str]) -> list[str]:
     problems = []
-    allowed = ("linux", "windows")
-    if given.get("--platform") and given["--platform"] not in allowed:
-        problems.append(f"--platform is {given['--platform']}; allowed: {', '.join(allowed)}")
+    for name, allowed in _ALLOWED.items():
+        if given.get(name) and given[name] not in allowed:
+            problems.append(f"{name} is {given[name]}; allowed: {', '.join(allowed)}")
+    if {"--build", "--device"} <= given.keys():
+        problems.append("--build and --device both choose what is installed: give one of them")
     if given.get("--root") and not Path(given["--root"]).is_dir():
         problems.append(f"--root is {given['--root']}, which is not a folder")
     if not re.fullmatch(r"[\w, -]*", given.get("--extras", "")):
@@ -138,6 +158,10 @@ def describe(machine: Machine, options: Options) -> Iterator[str]:
         yield f"# {name}: {reason}"
         value = environ[name]
         yield f"set {name}={value}" if windows else f"export {name}={shlex.quote(value)}"
+    if machine.device:
+        yield f"# SDAMD_DEVICE: {build.name} was chosen, and auto would not take it"
+        value = environ["SDAMD_DEVICE"]
+        yield f"{'set' if windows else 'export'} SDAMD_DEVICE={shlex.quote(value)}"
     for name, value in detection.mask.items():
         yield f"# the process that renders sees no other GPU: {name}={value}"
     for note in notes:
@@ -147,7 +171,13 @@ def describe(machine: Machine, options: Options) -> Iterator[str]:
 
 
 def _quoted(command: Sequence[str], *, windows: bool) -> str:
-    return subprocess.list2cmdline(command) if windows else shlex.join(command)
+    return " ".join(map(quoted_for_cmd, command)) if windows else shlex.join(command)
+
+
+def quoted_for_cmd(word: str) -> str:
+    """Quote also what is one word to a program and yet something of its own to cmd.exe."""
+    quoted = subprocess.list2cmdline([word])
+    return f'"{word}"' if quoted == word and re.search(r"[&|<>^()]", word) else quoted
 
 
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -156,7 +186,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     sys.stderr.flush()
     if sys.platform == "win32":
         return wait_for(command, environ)
-    return os.execve(command[0], list(command), environ)  # noqa: S606 - no shell is wanted
+    else:  # noqa: RET505 - so that mypy can check either system
+        return os.execve(command[0], list(command), environ)  # noqa: S606 - no shell is wanted
 
 
 def wait_for(command: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -77,6 +77,12 @@ _TEMPORARY_END = ".tmp"
 _WINDOWS_PATH = 259
 _SHORTEST_NAME = 32
 
+# What Windows answers while another program has the file open: ERROR_ACCESS_DENIED and
+# ERROR_SHARING_VIOLATION. Source: winerror.h.
+_IN_USE = (5, 32)
+_RENAME_TRIES = 20
+_RENAME_SECONDS = 0.05
+
 _FREE_BYTES = 16 * 1024 * 1024
 
 _REASONS = {
@@ -284,7 +290,7 @@ def _move_to_new(temporary: Path, path: Path) -> None:
         FileExistsError: the name is taken; both files are as they were.
     """
     if sys.platform == "win32":
-        temporary.rename(path)  # fails there where the name exists
+        rename_patiently(temporary, path)  # fails there where the name exists
     else:
         try:
             os.link(temporary, path)
@@ -292,6 +298,32 @@ def _move_to_new(temporary: Path, path: Path) -> None:
             if error.errno not in _UNSUPPORTED:
                 raise
             _move_to_reserved(temporary, path)
+
+
+def rename_patiently(
+    temporary: Path,
+    path: Path,
+    *,
+    rename: Callable[[Path, Path], object] = os.rename,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Rename, also while a virus scanner or an indexer reads the new file for a moment.
+
+    Windows refuses to rename a file that somebody else has open.
+
+    Raises:
+        OSError: it fails for another reason, or for longer than a second.
+    """
+    for _ in range(_RENAME_TRIES):
+        try:
+            rename(temporary, path)
+        except PermissionError as error:
+            if getattr(error, "winerror", None) not in _IN_USE:
+                raise
+            sleep(_RENAME_SECONDS)
+        else:
+            return
+    rename(temporary, path)
 
 
 def _move_to_reserved(temporary: Path, path: Path) -> None:
@@ -425,8 +457,7 @@ def _name_budget(folder: Path) -> int:
         StorageError: the folder's own path leaves too little.
     """
     if sys.platform == "win32":
-        taken = len(str(folder.absolute()).encode("utf-16-le")) // 2
-        room = _WINDOWS_PATH - taken - 1
+        room = windows_room(str(folder.absolute()))
     else:
         taken = len(os.fsencode(folder.absolute()))
         room = os.pathconf(folder, "PC_PATH_MAX") - taken - 2  # a slash and the final NUL
@@ -438,6 +469,12 @@ def _name_budget(folder: Path) -> int:
             f"letters for a file's name; needed are at least {_SHORTEST_NAME}"
         )
     return min(NAME_BYTES, room)
+
+
+def windows_room(folder: str) -> int:
+    """How many UTF-16 units Windows leaves for a name in a folder of this path."""
+    taken = len(folder.encode("utf-16-le", "surrogatepass")) // 2
+    return _WINDOWS_PATH - taken - 1  # a backslash
 
 
 def _sync_folder(folder: Path) -> None:

@@ -20,6 +20,7 @@ class Progress:
         self._began: float | None = None
         self._begun_at = 0.0
         self._drawn = 0.0
+        self._length = 0
         self._letters = _letters(self._stream)
 
     def update(self, done: float, text: str) -> None:
@@ -33,15 +34,21 @@ class Progress:
         if self._draws and (now - self._drawn >= 0.1 or done >= self._total):
             self._drawn = now
             line = f"{self._bar(done)} {text}{self._pace(done, now - self._began)}"
-            self._stream.write(f"\r{line[: self._columns() - 1]}\x1b[K")
-            self._stream.flush()
+            self._draw(line[: self._columns() - 1])
 
     def clear(self) -> None:
         """Take the line away, so that something else can be printed."""
         if self._draws and self._drawn:
-            self._stream.write("\r\x1b[K")
+            self._draw("")
+            self._stream.write("\r")
             self._stream.flush()
             self._drawn = 0.0
+
+    def _draw(self, line: str) -> None:
+        """Write over the line before with blanks: Windows' console may print an escape code."""
+        self._stream.write(f"\r{line.ljust(min(self._length, self._columns() - 1))}")
+        self._stream.flush()
+        self._length = len(line)
 
     def _bar(self, done: float) -> str:
         share = min(1.0, done / self._total)

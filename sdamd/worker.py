@@ -151,8 +151,22 @@ def how(exitcode: int | None) -> str:
             return signal.Signals(-exitcode).name
         except ValueError:
             return f"signal {-exitcode}"
-    windows = {0xC0000005: "access violation", 0xC0000409: "stack overrun", 0xC000013A: "Ctrl-C"}
-    return windows.get(exitcode, f"exit status {exitcode}")
+    if exitcode > 255:
+        return _WINDOWS_ENDS.get(exitcode, f"exit status 0x{exitcode:08X}")
+    return f"exit status {exitcode}"
+
+
+# Source: ntstatus.h. abort() of Microsoft's C library ends as 0xC0000409 as well.
+_WINDOWS_ENDS = {
+    0xC0000005: "access violation",
+    0xC000001D: "illegal instruction",
+    0xC00000FD: "stack overflow",
+    0xC0000135: "a DLL was not found",
+    0xC0000142: "a DLL could not be initialised",
+    0xC000013A: "Ctrl-C",
+    0xC0000374: "heap corruption",
+    0xC0000409: "abort or stack overrun",
+}
 
 
 def serve(

@@ -27,8 +27,10 @@ from sdamd.gallery import (
     encode,
     read_record,
     read_texts,
+    rename_patiently,
     request_from_png,
     save,
+    windows_room,
 )
 from sdamd.metadata import Record, to_json, to_parameters
 from sdamd.request import PROMPT_MAX_BYTES, Job
@@ -695,3 +697,68 @@ def test_a_picture_is_encoded_about_as_small_as_by_default() -> None:
     plain = io.BytesIO()
     image.save(plain, "PNG")
     assert len(encode(image, RECORD)) < 1.1 * len(plain.getvalue()) + 1000
+
+
+# -- Windows, by what it answers -----------------------------------------------------------------
+
+
+class Held(PermissionError):
+    """What renaming a file raises there while a virus scanner reads it."""
+
+    winerror = 32
+
+
+class Renames:
+    """A rename that fails with `error` the first `times`."""
+
+    def __init__(self, error: OSError, times: int) -> None:
+        self.error, self.left, self.slept = error, times, 0.0
+
+    def __call__(self, temporary: Path, path: Path) -> None:
+        if self.left > 0:
+            self.left -= 1
+            raise self.error
+        temporary.rename(path)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+def test_a_new_file_that_a_scanner_reads_gets_its_name_a_moment_later(tmp_path: Path) -> None:
+    temporary, path = tmp_path / "new", tmp_path / "picture.png"
+    temporary.touch()
+    renames = Renames(Held(13, "in use"), times=3)
+    rename_patiently(temporary, path, rename=renames, sleep=renames.sleep)
+    assert path.exists()
+    assert renames.slept == pytest.approx(0.15)
+
+
+def test_a_file_that_stays_in_use_is_an_error_after_a_second(tmp_path: Path) -> None:
+    renames = Renames(Held(13, "in use"), times=1000)
+    with pytest.raises(Held):
+        rename_patiently(tmp_path / "a", tmp_path / "b", rename=renames, sleep=renames.sleep)
+    assert renames.slept == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "error", [FileExistsError(17, "taken"), PermissionError(13, "denied"), OSError(28, "full")]
+)
+def test_what_waiting_does_not_help_is_told_at_once(tmp_path: Path, error: OSError) -> None:
+    renames = Renames(error, times=1)
+    with pytest.raises(type(error)):
+        rename_patiently(tmp_path / "a", tmp_path / "b", rename=renames, sleep=renames.sleep)
+    assert renames.slept == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "room"),
+    [
+        (r"C:\Pictures", 247),
+        ("C:\\" + "写" * 100, 155),
+        ("C:\\" + "🦊" * 100, 55),  # two units each
+        ("C:\\" + "\ud800" * 10, 245),  # half a letter, which NTFS allows
+    ],
+    ids=["plain", "chinese", "emoji", "surrogates"],
+)
+def test_the_room_for_a_name_on_windows_counts_utf16_units(folder: str, room: int) -> None:
+    assert windows_room(folder) == room

@@ -17,7 +17,7 @@ def lines(terminal: Terminal) -> list[str]:
     """What is drawn, one entry a drawing, without what moves the cursor."""
     drawn = terminal.getvalue()
     assert drawn.startswith("\r")
-    return [line.removesuffix("\x1b[K") for line in drawn[1:].split("\r")]
+    return [line.rstrip() for line in drawn[1:].split("\r")]
 
 
 def test_a_line_has_bar_share_rate_and_remaining_time() -> None:
@@ -33,11 +33,36 @@ def test_a_line_has_bar_share_rate_and_remaining_time() -> None:
 
 
 def test_each_drawing_takes_the_place_of_the_one_before() -> None:
+    terminal, clock = Terminal(), Clock()
+    progress = Progress(10, terminal, clock)
+    progress.update(1, "a long text")
+    clock.now += 1.0
+    progress.update(2, "x")
+    _, first, second = terminal.getvalue().split("\r")
+    assert first.startswith("█")
+    assert second.startswith("█")
+    assert len(second) >= len(first)
+
+
+def test_what_is_drawn_are_letters_and_no_codes_for_a_terminal() -> None:
+    """The console of Windows prints escape codes unless somebody has switched them on."""
     terminal = Terminal()
-    Progress(10, terminal, Clock()).update(1, "x")
-    assert terminal.getvalue().startswith("\r█")
-    assert terminal.getvalue().endswith("\x1b[K")
-    assert "\n" not in terminal.getvalue()
+    progress = Progress(10, terminal, Clock())
+    progress.update(1, "x")
+    progress.clear()
+    assert not {"\x1b", "\n"} & set(terminal.getvalue())
+
+
+def test_blanks_do_not_wrap_in_a_window_that_became_narrower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal, clock = Terminal(), Clock()
+    progress = Progress(10, terminal, clock)
+    progress.update(1, "a long text that fills the window of a hundred columns")
+    monkeypatch.setenv("COLUMNS", "40")
+    clock.now += 1.0
+    progress.update(2, "x")
+    assert len(terminal.getvalue().split("\r")[2]) <= 39
 
 
 def test_a_slow_rate_is_in_seconds_per_step() -> None:
@@ -87,7 +112,7 @@ def test_clearing_leaves_an_empty_line_once() -> None:
     drawn = terminal.getvalue()
     progress.clear()
     progress.clear()
-    assert terminal.getvalue() == drawn + "\r\x1b[K"
+    assert terminal.getvalue() == f"{drawn}\r{' ' * len(drawn[1:])}\r"
 
 
 def test_after_clearing_it_is_drawn_again_at_once() -> None:

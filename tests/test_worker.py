@@ -274,7 +274,9 @@ def test_a_parent_that_forgets_to_close_ends_with_its_child_and_in_silence(home:
         (-11, "SIGSEGV"),
         (-63, "signal 63"),
         (0xC0000005, "access violation"),
-        (0xC0000409, "stack overrun"),
+        (0xC0000409, "abort or stack overrun"),
+        (0xC0000135, "a DLL was not found"),
+        (0xC0000194, "exit status 0xC0000194"),
     ],
 )
 def test_an_end_is_told_in_words(exitcode: int | None, said: str) -> None:

@@ -1,7 +1,6 @@
 import ast
 import dataclasses
 import errno
-import json
 import os
 import re
 import shlex
@@ -11,24 +10,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from scripts import build_venv, checks, set_up, start
-from scripts.machine import Machine, environment, look
+from scripts.machine import environment, look
 from sdamd.errors import HardwareError, SdamdError, StorageError, UserError
-from sdamd.hardware.detect import Detection
-from sdamd.hardware.gpu import Gpu, Kind
-from sdamd.hardware.runtime import Build, choose_build
+from tests.scripts.fakes import (
+    FRESH,
+    WITH_RADEON,
+    WITHOUT_GPU,
+    FakeRun,
+    kind_of,
+    make_environment,
+    prepare,
+)
 
 ROOT = Path(__file__).parents[2]
 MACHINES = ROOT / "tests/data/machines"
-PYTHON = sys.version_info[:2]
-RADEON = Gpu(
-    index=0, name="Radeon RX 7900 XTX", arch="gfx1100", vram_bytes=2**34, kind=Kind.DISCRETE
-)
 
 
 # -- the table, as a person tries it out ---------------------------------------------------------
@@ -265,101 +266,12 @@ def test_a_real_old_python_says_so_and_leaves_status_3(script: str) -> None:
 # -- setting up ----------------------------------------------------------------------------------
 
 
-class FakeRun:
-    """Stands in for `venv`, `pip` and the interpreter that they make."""
-
-    def __init__(self, torch: str = "2.13.0+cpu", hip: str | None = None) -> None:
-        self.torch = torch
-        self.hip = hip
-        self.commands: list[list[str]] = []
-        self.environs: list[Mapping[str, str]] = []
-        self.fail: dict[str, tuple[int, str]] = {}
-        self.before: Callable[[str], None] = lambda kind: None
-
-    def __call__(
-        self, argv: Sequence[str], *, environ: Mapping[str, str], capture: bool
-    ) -> subprocess.CompletedProcess[str]:
-        kind = kind_of(argv)
-        self.commands.append(list(argv))
-        self.environs.append(environ)
-        self.before(kind)
-        status, text = self.fail.get(kind, (0, ""))
-        if kind == "venv" and status == 0:
-            make_environment(Path(argv[-1]))
-        if status and "PIP_LOG" in environ:
-            Path(environ["PIP_LOG"]).write_text(text, encoding="utf-8")
-        out = "" if status else self.answer(kind)
-        return subprocess.CompletedProcess(list(argv), status, out, text if status else "")
-
-    def answer(self, kind: str) -> str:
-        return {
-            "python version": ".".join(map(str, PYTHON)),
-            "pip version": "pip 25",
-            "torch version": self.torch,
-            "check": json.dumps([self.torch, self.hip]),
-        }.get(kind, "")
-
-    @property
-    def kinds(self) -> list[str]:
-        return [kind_of(command) for command in self.commands]
-
-
-def kind_of(argv: Sequence[str]) -> str:
-    line = " ".join(argv)
-    for part, kind in {
-        "-m venv": "venv",
-        "pip install -c": "install sdamd",
-        "pip install": "install torch",
-        "pip --version": "pip version",
-        "-m ensurepip": "ensurepip",
-        "sys.version_info": "python version",
-        build_venv.VERSION: "torch version",
-        build_venv.CHECK: "check",
-    }.items():
-        if part in line:
-            return kind
-    raise AssertionError(line)
-
-
-def make_environment(venv: Path) -> None:
-    (venv / "bin").mkdir(parents=True, exist_ok=True)
-    (venv / "bin/python").touch()
-    (venv / "pyvenv.cfg").write_text("home = /usr/bin\n")
-
-
-def machine_with(gpu: Gpu | None, *, build: Build | None = None) -> Machine:
-    return Machine(
-        detection=Detection(
-            platform="linux", visible=() if gpu is None else (gpu,), reason="a test", mask={}
-        ),
-        gpu=gpu,
-        build=build or choose_build(gpu, "linux", PYTHON),
-    )
-
-
-WITHOUT_GPU = machine_with(None)
-WITH_RADEON = machine_with(RADEON)
-
-
 @pytest.fixture
 def venv(tmp_path: Path) -> Path:
     """A place for an environment, with a space in its path."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     return folder / ".venv"
-
-
-def prepare(
-    venv: Path,
-    run: build_venv.Run,
-    *extras: str,
-    machine: Machine = WITHOUT_GPU,
-    environ: Mapping[str, str] | None = None,
-) -> Path:
-    return build_venv.prepare(machine, extras, venv=venv, environ=environ or {}, run=run)
-
-
-FRESH = ["venv", "install torch", "torch version", "install sdamd", "check"]
 
 
 def test_a_fresh_machine_is_set_up_in_this_order(venv: Path) -> None:
