@@ -2,6 +2,7 @@
 
     python -m scripts.bench batch      16 pictures of the embedded model, saved as PNG
     python -m scripts.bench startup    what a person waits for before anything happens
+    python -m scripts.bench attention  one layer of SD 1.5: fused, in blocks, in slices
 
 Figures are only for comparing within one run: machines are noisy, so the two sides take turns.
 """
@@ -14,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -113,6 +115,79 @@ def startup(rounds: int) -> dict[str, object]:
     return {"what": "start-up", **_ratios(sides, "python -c pass")}
 
 
+def attention(rounds: int) -> dict[str, object]:
+    """One self-attention of SD 1.5 at 512 pixels with guidance, as modules of diffusers.
+
+    `peak_bytes` is what torch's allocator held at once, beyond what there was before. Slices are
+    those of `enable_attention_slicing("max")`; the first blocks may take as much memory, of which
+    they use what a CPU's caches hold.
+    """
+    # Here, so that the other measurements start without it.
+    import torch  # noqa: PLC0415
+    from diffusers.models.attention_processor import (  # noqa: PLC0415
+        Attention,
+        AttnProcessor2_0,
+        SlicedAttnProcessor,
+    )
+
+    from sdamd.backends.attention import Processor, chunked  # noqa: PLC0415
+
+    def blocks(block_bytes: int) -> Processor:
+        return Processor(partial(chunked, block_bytes=block_bytes))
+
+    torch.manual_seed(0)
+    layer = Attention(query_dim=320, heads=8, dim_head=40).eval()
+    tokens = torch.randn(2, 64 * 64, 320)
+    scores = 64**4 * 4  # of one head
+    ways = {
+        "fused": AttnProcessor2_0(),
+        "slices (max)": SlicedAttnProcessor(1),
+        "blocks, as much as slices": blocks(2 * scores),
+        "blocks of 4 MiB": blocks(2**22),
+        "blocks of 1 MiB": blocks(2**20),
+    }
+
+    def run(processor: object) -> object:
+        layer.set_processor(processor)
+        with torch.inference_mode():
+            return layer(tokens)
+
+    sides: dict[str, list[tuple[float, float]]] = {}
+    for number in range(rounds):
+        names = list(ways)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            wall, used = time.perf_counter(), time.process_time()
+            run(ways[name])
+            sides.setdefault(name, []).append(
+                (time.perf_counter() - wall, time.process_time() - used)
+            )
+    figures = _ratios(sides, "slices (max)")
+    for name, processor in ways.items():
+        figure = figures[name]
+        assert isinstance(figure, dict)
+        figure["peak_bytes"] = peak_bytes(partial(run, processor))
+    return {"what": "2 x 4096 tokens, 8 heads of 40, float32", **figures}
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most that torch's CPU allocator held while `run` ran, beyond what it held before.
+
+    Counts the allocator's own events, so what a kernel takes for itself is in it.
+    """
+    from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        kept = run()
+    assert kept is not None
+    held = peak = 0
+    events = recorded.profiler.kineto_results.events()
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
 def _ratios(sides: dict[str, list[tuple[float, float]]], of: str) -> dict[str, object]:
     """Median seconds of each side, and how many times its wall time `of` took in the same round."""
     shown: dict[str, object] = {}
@@ -132,11 +207,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("batch", "startup"))
+    parser.add_argument("what", choices=("batch", "startup", "attention"))
     parser.add_argument("--count", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    figures = batch(asked.count, asked.rounds) if asked.what == "batch" else startup(asked.rounds)
+    measure: Mapping[str, Callable[[], dict[str, object]]] = {
+        "batch": partial(batch, asked.count, asked.rounds),
+        "startup": partial(startup, asked.rounds),
+        "attention": partial(attention, asked.rounds),
+    }
+    figures = measure[asked.what]()
     machine = {
         "python": platform.python_version(),
         "cores": os.cpu_count(),

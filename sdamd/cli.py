@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
@@ -16,13 +17,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sdamd
-from sdamd import batch, gallery, models, scheduler
+from sdamd import batch, gallery, models, scheduler, tune, tuned
 from sdamd.checkpoint import FAMILIES, Checkpoint, Layout
-from sdamd.errors import BadRequest, SdamdError, unknown
+from sdamd.errors import BadImage, BadRequest, SdamdError, unknown
 from sdamd.filename import Pattern
+from sdamd.hardware import doctor, report
 from sdamd.hardware.detect import detect
 from sdamd.hardware.device import choose_device
 from sdamd.hardware.products import find_card
+from sdamd.hardware.survey import survey
 from sdamd.metadata import (
     JSON_KEY,
     from_json,
@@ -32,9 +35,9 @@ from sdamd.metadata import (
 )
 from sdamd.plan import GIB, Plan, Verdict, make_plan, nearest_that_fits
 from sdamd.progress import Progress
-from sdamd.render import Failed, Started, Step, in_pass_of
-from sdamd.request import Job, Request, limits_of
-from sdamd.settings import Dtype, Settings
+from sdamd.render import Failed, Rendered, Started, Step, in_pass_of
+from sdamd.request import Job, Request, buckets, limits_of
+from sdamd.settings import Attention, Dtype, Settings
 from sdamd.studio import Happening, Saved, Studio
 
 log = logging.getLogger(__name__)
@@ -169,9 +172,12 @@ def _plan(asked: argparse.Namespace) -> int:
     gpu, engine = (find_card(asked.gpu), None) if asked.gpu else (here.gpu, here.engine)
     job = next(batch.expand(request, checkpoint.family))
     budget = _budget(asked.budget)
+    family = checkpoint.family.name
     plan = make_plan(
-        job, gpu, checkpoint, settings, engine=engine, count=request.count, budget_bytes=budget
-    )
+        job, gpu, checkpoint, settings, engine=engine, count=request.count, budget_bytes=budget,
+        tuned=None if asked.gpu else tuned.for_device(settings.cache, gpu, here.engine, family),
+        environ=None if asked.gpu else os.environ,
+    )  # fmt: skip
     nearest = None
     if plan.verdict is Verdict.DOES_NOT_FIT and gpu is not None:
         nearest = nearest_that_fits(
@@ -220,28 +226,28 @@ def _budget(text: str | None) -> int | None:
 
 
 def _doctor(asked: argparse.Namespace) -> int:
-    """Show the GPUs of this or a recorded machine, and which one is taken."""
-    detection = detect(asked.root, asked.platform)
-    device = choose_device(detection, "auto")
-    gpu, reason = device.gpu, device.reason
-    if asked.json:
-        chosen = None if gpu is None else gpu.index
-        print(json.dumps({
-            "platform": detection.platform, "gpus": [g.to_dict() for g in detection.gpus],
-            "selected": chosen, "mask": dict(detection.mask), "reason": reason,
-            "notes": list(detection.notes),
-        }))  # fmt: skip
+    """Find what keeps the GPU from working, here or on a recorded machine, and what helps."""
+    here = asked.root == Path("/")
+    found = survey(asked.root, asked.platform, home=Settings.load().home if here else None)
+
+    def environment() -> dict[str, str]:
+        studio = Studio(Settings.load(), detection=found.detection)
+        return {**os.environ, **studio.worker_environment()}
+
+    found = doctor.ask(found, environment, probe=asked.probe, selftest=asked.selftest)
+    pasted = asked.explain or ""
+    if pasted == "-":
+        pasted = sys.stdin.buffer.read().decode("utf-8", "replace")
+    diagnosis = doctor.diagnose(found, pasted)
+    if asked.report is not None:
+        private = report.private_of(os.environ)
+        text = report.report(diagnosis, sdamd.__version__, private, asked.root, pasted)
+        print(report.save_report(text, asked.report))
+    elif asked.json:
+        print(json.dumps(diagnosis.to_dict()))
     else:
-        for listed in detection.gpus:
-            mark = "*" if listed == gpu else " "
-            size = f"{listed.vram_bytes / GIB:.1f} GiB"
-            print(f"{mark} {listed.index}: {listed.name}, {listed.arch}, {size}")
-        print(f"{'CPU' if gpu is None else gpu.name}: {reason}")
-        for name, value in detection.mask.items():
-            print(f"  {name}={value}")
-        for note in detection.notes:
-            print(f"  note: {note}")
-    return 3 if detection.notes else 0
+        print("\n".join(doctor.lines(diagnosis)))
+    return 3 if diagnosis.faulty else 0
 
 
 def _models(asked: argparse.Namespace) -> int:
@@ -270,6 +276,58 @@ def _meta(asked: argparse.Namespace) -> int:
     else:
         print(to_parameters(record))
     return 0
+
+
+def _warmup(asked: argparse.Namespace) -> int:
+    """Render a step at each size that is offered, so that the GPU finds its kernels now."""
+    settings = _settings(asked)
+    studio = Studio(settings)
+    family = studio.find(asked.checkpoint).family
+    sizes = buckets(family.width, family.height)
+    requests = [
+        Request(
+            checkpoint=asked.checkpoint, width=width, height=height, steps=1, seed=0, upscale=1,
+            scheduler="Euler", count=settings.batch_size or 1,
+        )
+        for width, height in sizes
+    ]  # fmt: skip
+    failed = 0
+    with closing(studio), _stop_on_interrupt() as stopping:
+        began = time.monotonic()
+        for event in studio.warm_up(requests, stopping.is_set):
+            match event:
+                case Failed(job=job, error=error) if not isinstance(error, BadImage):
+                    failed += 1
+                    print(f"sdamd: {job.width} x {job.height}: {error}", file=sys.stderr)
+                case Rendered(job=job) | Failed(job=job):
+                    # After one step a picture may be bad, but the kernels are found.
+                    seconds = round(time.monotonic() - began, 1)
+                    shown = {"width": job.width, "height": job.height, "seconds": seconds}
+                    line = f"{job.width} x {job.height}: {seconds} s"
+                    print(json.dumps(shown) if asked.json else line, flush=True)
+                    began = time.monotonic()
+    return INTERRUPTED if stopping.is_set() else int(failed > 0)
+
+
+def _tune(asked: argparse.Namespace) -> int:
+    """Measure what is fastest on this device and keep it for every plan; or move it by a file."""
+    settings = _settings(asked)
+    if asked.import_file is not None:
+        entries = tuned.read(asked.import_file)
+        tuned.keep(settings.cache, entries)
+        print(f"{len(entries)} entries of {asked.import_file} are kept")
+        return 0
+    if asked.export_file is not None:
+        tuned.write(asked.export_file, tuned.read(settings.cache / tuned.FILE))
+        print(asked.export_file)
+        return 0
+    studio = Studio(settings)
+    with closing(studio), _stop_on_interrupt() as stopping:
+        # Before torch is loaded, which happens in this process.
+        os.environ.update(studio.worker_environment())
+        for line in tune.tune(settings, studio.device, asked.checkpoint, stopping.is_set):
+            print(json.dumps(line.to_dict()) if asked.json else line, flush=True)
+    return INTERRUPTED if stopping.is_set() else 0
 
 
 def _ui(asked: argparse.Namespace) -> int:
@@ -312,10 +370,16 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--family", help="plan for a published model: sd15, sd21, sdxl ...")
     plan.add_argument("--gpu", help="plan for a card by name, or for gfx1100:24 (target:GiB)")
     plan.add_argument("--budget", metavar="GiB", help="the memory that a run may take")
-    doctor = command("doctor", _doctor)
-    doctor.add_argument("--root", type=Path, default=Path("/"), help="root of a recorded machine")
-    doctor.add_argument(
+    examine = command("doctor", _doctor)
+    examine.add_argument("--root", type=Path, default=Path("/"), help="root of a recorded machine")
+    examine.add_argument(
         "--platform", default=sys.platform, help="of a recorded machine: linux, windows"
+    )
+    examine.add_argument("--explain", metavar="TEXT", help="an error text, or - to read it")
+    examine.add_argument("--probe", action="store_true", help="ask torch too, in a child")
+    examine.add_argument("--selftest", action="store_true", help="run kernels and compare numbers")
+    examine.add_argument(
+        "--report", nargs="?", const="", metavar="FILE", help="write a file for a bug report"
     )
     listing = command("models", _models)
     listing.add_argument("what", choices=("list", "download"))
@@ -324,6 +388,21 @@ def _parser() -> argparse.ArgumentParser:
     meta = command("meta", _meta)
     meta.add_argument("what", choices=("show",))
     meta.add_argument("file", type=Path)
+    for name, run in (("warmup", _warmup), ("tune", _tune)):
+        made = command(name, run)
+        made.add_argument(
+            "--checkpoint", default="", help="model: as in generate; empty for the embedded one"
+        )
+        _add_settings(made)
+        if run is _tune:
+            files = made.add_mutually_exclusive_group()
+            for flag, does in (
+                ("export", "write what was measured here, and measure nothing"),
+                ("import", "keep what was measured on another machine of this kind"),
+            ):
+                files.add_argument(
+                    f"--{flag}", dest=f"{flag}_file", type=Path, metavar="FILE", help=does
+                )
     ui = command("ui", _ui)
     ui.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
@@ -365,6 +444,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         "--device", help="auto, cpu, rocm, directml, a GPU's index or a part of its name"
     )
     group.add_argument("--dtype", help=", ".join(Dtype))
+    group.add_argument("--attention", help=", ".join(Attention))
     group.add_argument("--batch-size", metavar="N", help="pictures at once; 0 lets the plan choose")
     group.add_argument("--in-process", action="store_const", const="true",
                        help="render in this process, for debugging")  # fmt: skip

@@ -1,6 +1,7 @@
 """The straight line from jobs to PNG bytes, and the events that it reports on the way."""
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Protocol, TypeAlias
 from PIL.Image import Image
 
 import sdamd
-from sdamd import gallery, models
+from sdamd import gallery, models, tuned
 from sdamd.backends.backend import Backend, Pipeline, open_backend
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadImage, OutOfVram, SdamdError, Stopped
@@ -115,6 +116,11 @@ class LocalRender:
             plan = make_plan(
                 waiting[0], self._device.gpu, checkpoint, self._settings,
                 engine=self._device.engine, count=len(waiting),
+                tuned=tuned.for_device(
+                    self._settings.cache, self._device.gpu, self._device.engine,
+                    checkpoint.family.name,
+                ),
+                environ=os.environ,
             )  # fmt: skip
             while waiting and not watch():
                 group, waiting = waiting[: plan.batch], waiting[plan.batch :]

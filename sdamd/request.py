@@ -15,6 +15,20 @@ from sdamd.errors import BadRequest, unknown
 SEED_MAX = 2**64 - 1
 PROMPT_MAX_BYTES = 64 * 1024
 
+BUCKETS = ((16, 16), (18, 14), (14, 18), (19, 13), (13, 19), (21, 12), (12, 21))
+"""Width and height in sixteenths of a model's native side: what is offered as sizes. Few, since a
+Radeon searches its kernels anew for every size, and about what the large models were trained on."""
+
+
+def buckets(width: int, height: int) -> tuple[tuple[int, int], ...]:
+    """The sizes to offer for a model of this native size: multiples of 64, each once."""
+    scaled = (
+        tuple(max(64, round(side * part / 16 / 64) * 64)
+              for side, part in zip((width, height), bucket, strict=True))
+        for bucket in BUCKETS
+    )  # fmt: skip
+    return tuple(dict.fromkeys((wide, high) for wide, high in scaled))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:

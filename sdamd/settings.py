@@ -27,6 +27,17 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Attention(StrEnum):
+    """How the UNet attends; `auto` is what works on the device. Pictures differ by rounding."""
+
+    AUTO = "auto"
+    FUSED = "fused"
+    CHUNKED = "chunked"
+    SLICED = "sliced"
+    XFORMERS = "xformers"
+    FLASH = "flash"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Where things are and what this machine runs on; nothing here is meant to change a picture.
@@ -40,6 +51,7 @@ class Settings:
     filename: str = DEFAULT_FILENAME
     device: str = "auto"
     dtype: Dtype = Dtype.AUTO
+    attention: Attention = Attention.AUTO
     batch_size: int = 0
     in_process: bool = False
 
@@ -110,7 +122,8 @@ class Settings:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        # With or without the mark that Windows' editors put in front of UTF-8.
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -124,6 +137,10 @@ def _parse(name: str, value: object) -> object:
         if value in list(Dtype):
             return Dtype(str(value))
         raise BadRequest(f"dtype is {value!r}; allowed {', '.join(Dtype)}")
+    if name == "attention":
+        if value in list(Attention):
+            return Attention(str(value))
+        raise BadRequest(f"attention is {value!r}; allowed {', '.join(Attention)}")
     if name == "batch_size":
         text = str(value).strip()
         if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) < 9):

@@ -9,14 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from sdamd import batch, gallery, models, scheduler
+from sdamd import batch, gallery, models, scheduler, tuned
 from sdamd.backends.backend import open_backend
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadRequest
 from sdamd.filename import Pattern
 from sdamd.hardware.detect import Detection, detect
 from sdamd.hardware.device import choose_device
-from sdamd.hardware.runtime import Engine, candidates
+from sdamd.hardware.runtime import Engine, choose_build
+from sdamd.hardware.tuning import to_set
 from sdamd.hardware.visibility import mask_for
 from sdamd.plan import Plan, make_plan
 from sdamd.render import Event, LocalRender, Render, Rendered, Watch
@@ -90,7 +91,11 @@ class Studio:
         """How jobs like this one would run here."""
         gpu, engine = self.device.gpu, self.device.engine
         checkpoint = self.find(job.checkpoint)
-        return make_plan(job, gpu, checkpoint, self.settings, engine=engine, count=count)
+        measured = tuned.for_device(self.settings.cache, gpu, engine, checkpoint.family.name)
+        return make_plan(
+            job, gpu, checkpoint, self.settings, engine=engine, count=count, tuned=measured,
+            environ=self._environ,
+        )  # fmt: skip
 
     def generate(
         self, requests: Iterable[Request], watch: Watch = lambda: False
@@ -119,7 +124,7 @@ class Studio:
         self._render.start()
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker; it can be started again."""
         self._render.close()
 
     def worker_environment(self) -> dict[str, str]:
@@ -127,14 +132,23 @@ class Studio:
         gpu = self.device.gpu
         if gpu is None or self.device.engine is not Engine.ROCM:
             return {}
-        builds = candidates(gpu, self.detection.platform, sys.version_info[:2])
-        build = next(build for build in builds if build.engine is Engine.ROCM)
-        needed = {v.name: v.value for v in build.environment if v.name not in self._environ}
+        platform = self.detection.platform
+        build = choose_build(gpu, platform, sys.version_info[:2], engine=Engine.ROCM)
+        needed, said = to_set(build.environment, self._environ)
+        for sentence in said:
+            log.info(sentence)
         uuids = [gpu.uuid for gpu in self.detection.gpus]
-        return needed | mask_for(gpu.index, uuids, self._environ)
+        # HIP numbers the GPUs of Windows by itself, in the order in which DXGI lists AMD's.
+        index = self.detection.gpus.index(gpu) if platform == "windows" else gpu.index
+        return needed | mask_for(index, uuids, self._environ, platform)
+
+    def warm_up(self, requests: Iterable[Request], watch: Watch = lambda: False) -> Iterator[Event]:
+        """Render without saving, so that the device has found its kernels for these sizes."""
+        yield from self._render(self.jobs(requests), watch)
 
     def _usual_render(self) -> Render:
-        opening = partial(open_backend, self.device.engine, self.settings.cache)
+        gfx = "" if self.device.gpu is None else self.device.gpu.arch
+        opening = partial(open_backend, self.device.engine, self.settings.cache, gfx)
         if self.settings.in_process:
             return LocalRender(self.settings, self.device, opening)
         return WorkerRender(self.settings, self.device, self.worker_environment(), opening)

@@ -366,17 +366,91 @@ def test_the_plan_of_the_embedded_model_is_for_this_machine(
 
 def test_the_doctor_reads_a_recorded_machine(capsys: pytest.CaptureFixture[str]) -> None:
     root = MACHINES / "rx7900xtx"
-    _, found = printed(capsys, "doctor", "--root", str(root), "--platform", "linux")
+    status, found = printed(capsys, "doctor", "--root", str(root), "--platform", "linux")
+    assert status == (3 if any(f["severity"] == "fault" for f in found["findings"]) else 0)
     expected = json.loads((root / "expected.json").read_text("utf-8"))
     for gpu, wanted in zip(found["gpus"], expected["gpus"], strict=True):
         assert gpu.items() >= wanted.items()
     assert found["selected"] == 0
     assert isinstance(found["mask"], dict)
+    assert [rung["name"] for rung in found["rungs"]] == [
+        "pci", "driver", "kfd", "rights", "runtime", "torch", "kernels",
+    ]  # fmt: skip
+
+
+def doctored(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The doctor's status and words about a recorded machine on which all is well."""
+    root = str(MACHINES / "rx7800xt-raphael")
+    status = cli.main(["doctor", "--root", root, "--platform", "linux", *arguments])
+    return status, capsys.readouterr().out
 
 
 def test_the_doctor_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["doctor", "--root", str(MACHINES / "rx7900xtx"), "--platform", "linux"])
-    assert capsys.readouterr().out.startswith("* 0: Radeon RX 7900 XTX, gfx1100, 24.0 GiB\n")
+    status, out = doctored(capsys)
+    assert status == 0
+    assert out.startswith("No fault found: sdamd draws on Radeon RX 7800 XT (not known yet: ")
+    assert "\n* 0: Radeon RX 7800 XT, gfx1101, 16.0 GiB\n" in out
+    assert "  sdamd sets ROCR_VISIBLE_DEVICES=0 for itself" in out
+
+
+@pytest.mark.report("B14")
+def test_a_fault_ends_the_doctor_with_3(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_HIP_ALLOC_CONF", "max_split_size_mb:128,expandable_segments:True")
+    status, out = doctored(capsys)
+    assert status == 3
+    assert out.startswith("Fault: PYTORCH_HIP_ALLOC_CONF=")
+    assert "   fix:    unset PYTORCH_HIP_ALLOC_CONF\n" in out
+
+
+def test_the_doctor_explains_a_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, out = doctored(capsys, "--explain", "HIP out of memory. Tried to allocate 9.00 GiB")
+    assert status == 3
+    assert "(rule 26)" in out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"my cat\xff sat on it\n")))
+    status, out = doctored(capsys, "--explain", "-")
+    assert status == 0
+    assert out.startswith("No rule knows this text.\n")
+
+
+def test_the_doctor_writes_a_report_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "report.txt"
+    status, out = doctored(capsys, "--report", str(file))
+    assert (status, out) == (0, f"{file}\n")
+    before = file.read_text("utf-8")
+    assert "Radeon RX 7800 XT" in before
+    assert doctored(capsys, "--report", str(file))[0] == 2
+    assert file.read_text("utf-8") == before
+
+
+def test_a_root_that_is_not_there_is_a_wrong_request(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root = str(tmp_path / "nothing")
+    status, (problem,) = problems(capsys, "doctor", "--root", root)
+    assert (status, problem) == (2, f"root is {root!r}; allowed is a folder that is there")
+
+
+@pytest.mark.report("A32")
+@pytest.mark.skipif(sys.platform == "win32", reason="ends by a signal")
+def test_a_torch_that_aborts_is_a_finding_and_no_crash(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A32: a torch whose files tell no version is asked, and only the child dies."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(
+        "import os\nclass cuda:\n    is_available = staticmethod(os.abort)\n", encoding="utf-8"
+    )
+    root = str(MACHINES / "rx7900xtx")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    status, out, err = run(home, "doctor", "--root", root, "--platform", "linux")
+    assert (status, err) == (3, "")
+    assert "SIGABRT (exit -6)" in out
 
 
 def test_models_are_listed_with_the_embedded_one_first(
@@ -632,4 +706,4 @@ def test_progress_is_drawn_on_a_terminal_and_paths_go_to_stdout(
     assert Path(path).is_file()
     drawn = terminal.getvalue()
     assert "picture 1 of 1" in drawn
-    assert drawn.endswith("\r\x1b[K")
+    assert drawn.endswith(" \r")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdamd.errors import BadRequest, StorageError
-from sdamd.settings import DEFAULT_FILENAME, Dtype, Settings
+from sdamd.settings import DEFAULT_FILENAME, Attention, Dtype, Settings
 
 
 def load(
@@ -48,6 +48,10 @@ def test_flags_win_over_the_environment_over_the_file_over_the_defaults(
     batch_size: int,
 ) -> None:
     assert load(home, file, environ, flags).batch_size == batch_size
+
+
+def test_a_file_that_a_windows_editor_marked_as_utf8_is_read(home: Path) -> None:
+    assert load(home, "\ufeffbatch_size = 4").batch_size == 4
 
 
 def test_each_setting_is_overridden_by_itself(home: Path) -> None:
@@ -108,6 +112,8 @@ def test_the_index_of_a_gpu_may_be_a_number_in_the_file(home: Path) -> None:
             "device is ' '; allowed auto, cpu, rocm, directml, directml-cpu, the index",
         ),
         ("dtype", "half", "dtype is 'half'; allowed auto, float32, float16, bfloat16"),
+        ("attention", "slow", "attention is 'slow'; allowed auto, fused, chunked, sliced, xf"),
+        ("attention", "", "attention is ''; allowed auto, fused, chunked"),
         ("batch_size", "65", "batch_size is 65; allowed 0 (automatic) to 64"),
         ("batch_size", "-1", "batch_size is '-1'; allowed 0 (automatic) to 64"),
         ("batch_size", "1.5", "batch_size is '1.5'; allowed 0 (automatic) to 64"),
@@ -180,3 +186,10 @@ def test_whatever_the_environment_says_of_the_device_is_taken_or_refused(text: s
     else:
         assert settings.device == text
         assert text.strip()
+
+
+@pytest.mark.parametrize("kind", Attention)
+def test_attention_is_chosen_by_name(tmp_path: Path, kind: Attention) -> None:
+    for flags, environ in (({"attention": str(kind)}, {}), ({}, {"SDAMD_ATTENTION": str(kind)})):
+        settings = Settings.load({"home": str(tmp_path), **flags}, environ)
+        assert settings.attention is kind

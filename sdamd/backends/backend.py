@@ -1,5 +1,6 @@
 """The seam between engines: what a backend must do, and the only door to torch."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,9 +10,13 @@ from PIL.Image import Image
 
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadImage
+from sdamd.hardware.kernel_cache import KernelCache, claim
 from sdamd.hardware.runtime import Engine
 from sdamd.plan import Plan
 from sdamd.request import Job
+from sdamd.tuned import torch_version
+
+log = logging.getLogger(__name__)
 
 Watch: TypeAlias = Callable[[int, int], bool]
 """Called after each step with (step, steps); returns True to stop."""
@@ -33,10 +38,13 @@ class Backend(Protocol):
         ...
 
 
-def open_backend(engine: Engine = Engine.CPU, cache: Path | None = None) -> Backend:
+def open_backend(
+    engine: Engine = Engine.CPU, cache: Path | None = None, gfx: str = ""
+) -> Backend:  # fmt: skip
     """Load the engine, and torch with it, which takes seconds.
 
-    `cache` is the folder for what an engine makes of a checkpoint once and reads again.
+    `cache` is the folder for what an engine makes once and reads again: of a checkpoint, or its
+    own kernels for the GPU's target `gfx`.
     """
     # They talk while they are imported and later, of what sdamd says itself or does not use.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -46,6 +54,13 @@ def open_backend(engine: Engine = Engine.CPU, cache: Path | None = None) -> Back
         from sdamd.backends.directml import DirectMLBackend  # noqa: PLC0415
 
         return DirectMLBackend(cache)
+    kernels = KernelCache(variables={})
+    if engine is Engine.ROCM and cache is not None:
+        kernels = claim(cache, torch_version(), gfx, os.environ)
+        for sentence in kernels.said:
+            log.warning(sentence)
+        # MIOpen reads it when torch is loaded.
+        os.environ.update(kernels.variables)
     from sdamd.backends.torch_backend import TorchBackend  # noqa: PLC0415
 
-    return TorchBackend()
+    return TorchBackend(kernels)

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from sdamd.errors import HardwareError
 from sdamd.hardware.gpu import Gpu, Kind
+from sdamd.hardware.tuning import Variable, variables_of
 
 
 class Engine(StrEnum):
@@ -30,18 +31,10 @@ PYTHONS: tuple[Python, Python] = (3, 11), (3, 14)
 
 CPU_TORCH = "2.13.0"
 DIRECTML_PACKAGE = "onnxruntime-directml==1.24.4"
+ONNXRUNTIME_PACKAGE = "onnxruntime==1.24.4"
 
 PYTORCH_INDEX = "https://download.pytorch.org/whl"
 AMD_INDEX = "https://repo.amd.com/rocm/whl-multi-arch/"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
-    """An environment variable that must be set before torch is imported, and why."""
-
-    name: str
-    value: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +65,7 @@ class Wheel:
 
     `archs` are the gfx targets whose kernels it holds. `per_device`: the kernels are in a
     package per target, which the extra `device-<gfx>` adds. `wsl`: finds the GPU of WSL2, which
-    has no /dev/kfd.
+    has no /dev/kfd. `windows` are the targets with kernels in its builds for Windows.
     """
 
     torch: str
@@ -81,6 +74,7 @@ class Wheel:
     archs: frozenset[str]
     per_device: bool = False
     wsl: bool = False
+    windows: frozenset[str] = frozenset()
 
 
 def _archs(*numbers: str) -> frozenset[str]:
@@ -105,15 +99,18 @@ PYTORCH_ROCM72 = Wheel(
     hip="7.2",
     archs=_ROCM63_ARCHS | _archs("950", "1150", "1151"),
 )
+_AMD_RADEONS = (
+    _archs("1010", "1011", "1012", "1030", "1031", "1032", "1033", "1034", "1035", "1036")
+    | _archs("1100", "1101", "1102", "1103", "1150", "1151", "1152", "1153", "1200", "1201")
+)  # fmt: skip
 AMD_ROCM714 = Wheel(
     torch="2.12.0+rocm7.14.1",
     index=AMD_INDEX,
     hip="7.14",
-    archs=_archs("908", "90a", "942", "950", "1010", "1011", "1012", "1030", "1031", "1032")
-    | _archs("1033", "1034", "1035", "1036", "1100", "1101", "1102", "1103")
-    | _archs("1150", "1151", "1152", "1153", "1200", "1201"),
+    archs=_AMD_RADEONS | _archs("908", "90a", "942", "950"),
     per_device=True,
     wsl=True,
+    windows=_AMD_RADEONS,
 )
 
 _WHEELS: Mapping[str, tuple[tuple[Wheel, ...], str]] = {
@@ -178,38 +175,27 @@ _STAND_INS: Mapping[str, tuple[str, frozenset[str]]] = {
     "gfx1100": ("11.0.0", _archs("1101", "1102", "1103", "1150", "1151")),
 }
 
-_ROCM_ENVIRONMENT = (
-    Variable(
-        name="TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL",
-        value="1",
-        reason="fused attention; without it RDNA 3 falls to a path that is 9 times slower and "
-        "needs memory with the square of the picture",
-    ),
-    Variable(
-        name="MIOPEN_FIND_MODE",
-        value="2",
-        reason="pick convolution kernels from the database; the default searches for minutes at "
-        "every new picture size",
-    ),
-    *(
-        Variable(
-            name=name,
-            value="garbage_collection_threshold:0.8,max_split_size_mb:512",
-            reason="pictures of different sizes would fragment the GPU's memory",
-        )
-        # The name changed in torch 2.9; ROCm builds read the second one too.
-        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-    ),
-)
 
-
-def choose_build(gpu: Gpu | None, platform: str, python: Python, machine: str = "x86_64") -> Build:
+def choose_build(
+    gpu: Gpu | None, platform: str, python: Python, machine: str = "x86_64",
+    *, engine: Engine | None = None,
+) -> Build:  # fmt: skip
     """Return the first choice for `gpu` on `platform` (`linux`, `wsl`, `windows`, `darwin`).
 
+    With `engine` it is the first one of that engine.
+
     Raises:
-        HardwareError: the build exists, but not for this Python.
+        HardwareError: the build exists, but not for this Python; or this machine has none for
+            the engine.
     """
-    return candidates(gpu, platform, python, machine)[0]
+    builds = candidates(gpu, platform, python, machine)
+    if engine is None:
+        return builds[0]
+    offered = {build.engine: build for build in (*reversed(builds), _directml_cpu(platform))}
+    if engine not in offered:
+        names = ", ".join(sorted(offered))
+        raise HardwareError(f"no build of {engine} is known for this machine; allowed {names}")
+    return offered[engine]
 
 
 def candidates(
@@ -220,7 +206,7 @@ def candidates(
     Raises:
         HardwareError: the kind of build that fits best exists, but not for this Python.
     """
-    builds = (*_rocm(gpu, platform, machine), *_directml(gpu, platform))
+    builds = (*_directml(gpu, platform), *_rocm(gpu, platform, machine))
     builds += (_cpu(_why_cpu(gpu, platform, machine) if not builds else "every machine has a CPU"),)
     fitting = tuple(build for build in builds if build.python[0] <= python <= build.python[1])
     if not fitting or fitting[0].engine is not builds[0].engine:
@@ -262,7 +248,7 @@ def wrong_torch(build: Build, *, version: str, hip: str | None) -> str | None:
 
 
 def _rocm(gpu: Gpu | None, platform: str, machine: str) -> tuple[Build, ...]:
-    if gpu is None or platform not in {"linux", "wsl"} or not _is_x86(machine):
+    if gpu is None or platform not in {"linux", "wsl", "windows"} or not _is_x86(machine):
         return ()
     if gpu.arch not in _WHEELS or _is_display_only(gpu):
         return ()
@@ -270,6 +256,9 @@ def _rocm(gpu: Gpu | None, platform: str, machine: str) -> tuple[Build, ...]:
     if platform == "wsl":
         wheels = tuple(wheel for wheel in wheels if wheel.wsl)
         why = "the build that finds the GPU of WSL2 by itself"
+    if platform == "windows":
+        wheels = tuple(wheel for wheel in wheels if gpu.arch in wheel.windows)
+        why = "AMD builds it for Windows; younger there than DirectML, and often faster"
     return tuple(
         _rocm_build(gpu, wheel, why=why if number == 0 else "an alternative to the first choice")
         for number, wheel in enumerate(wheels)
@@ -277,16 +266,6 @@ def _rocm(gpu: Gpu | None, platform: str, machine: str) -> tuple[Build, ...]:
 
 
 def _rocm_build(gpu: Gpu, wheel: Wheel, *, why: str) -> Build:
-    override = override_for(gpu.arch, wheel.archs)
-    environment = _ROCM_ENVIRONMENT
-    if override is not None:
-        environment += (
-            Variable(
-                name="HSA_OVERRIDE_GFX_VERSION",
-                value=override,
-                reason=f"this torch has no kernels for {gpu.arch}, but its sibling's run on it",
-            ),
-        )
     first_choice = _WHEELS[gpu.arch][0][0]
     return Build(
         name=f"rocm-{gpu.arch}" + ("" if wheel is first_choice else f"-{wheel.torch}"),
@@ -295,16 +274,19 @@ def _rocm_build(gpu: Gpu, wheel: Wheel, *, why: str) -> Build:
         torch=wheel.torch,
         packages=_torch_packages(gpu.arch, wheel),
         index=wheel.index,
-        environment=environment,
+        environment=variables_of(gpu.arch, override_for(gpu.arch, wheel.archs)),
         expect=wheel.hip,
     )
+
+
+_GFX11 = _archs("1100", "1101", "1102", "1103", "1150", "1151", "1152", "1153")
 
 
 def _torch_packages(arch: str, wheel: Wheel) -> tuple[str, ...]:
     if not wheel.per_device:
         return (f"torch=={wheel.torch}",)
     packages: tuple[str, ...] = (f"torch[device-{arch}]=={wheel.torch}",)
-    if arch.startswith("gfx11"):
+    if arch in _GFX11:
         # The package of the target alone lacks the fused attention images, which then fail with
         # a deferred hipErrorInvalidValue (pytorch/pytorch#194498). Can go when the extra of the
         # pinned release depends on the family's package by itself.
@@ -333,6 +315,19 @@ def _directml(gpu: Gpu | None, platform: str) -> tuple[Build, ...]:
             packages=(f"torch=={CPU_TORCH}",),
             extra_packages=(DIRECTML_PACKAGE,),
         ),
+    )
+
+
+def _directml_cpu(platform: str) -> Build:
+    # DirectML's package holds the CPU provider too, and the two must not lie side by side.
+    package = DIRECTML_PACKAGE if platform == "windows" else ONNXRUNTIME_PACKAGE
+    return Build(
+        name="directml-cpu",
+        engine=Engine.DIRECTML_CPU,
+        reason="the graphs of DirectML were asked for, on the CPU",
+        torch=CPU_TORCH,
+        packages=(f"torch=={CPU_TORCH}",),
+        extra_packages=(package,),
     )
 
 

@@ -18,49 +18,56 @@ VARIABLES = tuple(name for layer in _LAYERS for name in layer)
 _INDEX = re.compile(r"[0-9]{1,6}")
 
 
-def masks_in_force(environ: Mapping[str, str]) -> dict[str, str]:
+def masks_in_force(environ: Mapping[str, str], platform: str = "linux") -> dict[str, str]:
     """Return the variables that count, with their values; set but empty hides every GPU."""
     masks: dict[str, str] = {}
-    for layer in _LAYERS:
+    # There is no ROCr on Windows, and nobody reads its variable.
+    for layer in _LAYERS[1:] if platform == "windows" else _LAYERS:
         name = next((name for name in layer if name in environ), None)
         if name is not None:
             masks[name] = environ[name]
     return masks
 
 
-def visible_indices(uuids: Sequence[str], environ: Mapping[str, str]) -> tuple[int, ...]:
+def visible_indices(
+    uuids: Sequence[str], environ: Mapping[str, str], platform: str = "linux"
+) -> tuple[int, ...]:
     """Return the GPUs that torch sees, in its order, as indices without any mask.
 
     `uuids` has one entry per GPU in KFD order: `GPU-` and 16 hexadecimal digits, or an empty
     string for a GPU without one.
     """
     seen = tuple(range(len(uuids)))
-    for text in masks_in_force(environ).values():
+    for text in masks_in_force(environ, platform).values():
         seen = _filter(text, seen, uuids)
     return seen
 
 
-def mask_for(index: int, uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def mask_for(
+    index: int, uuids: Sequence[str], environ: Mapping[str, str], platform: str = "linux"
+) -> dict[str, str]:
     """Return the variable to set so that torch sees GPU `index` alone; empty if it already does.
 
     A second variable would be read in the numbering that the first one leaves, so the topmost
     one that is already set is narrowed; without any it is `ROCR_VISIBLE_DEVICES`, which hides
-    the other GPUs from every layer.
+    the other GPUs from every layer, or on Windows `HIP_VISIBLE_DEVICES`. There `index` and
+    `uuids` are those of AMD's GPUs alone, which are all that HIP lists.
 
     Raises:
         ValueError: the variables that are set hide this GPU.
     """
-    seen = visible_indices(uuids, environ)
+    seen = visible_indices(uuids, environ, platform)
     if index not in seen:
         raise ValueError(f"GPU {index} is hidden; visible are {list(seen)}")
     if seen == (index,):
         return {}
-    masks = masks_in_force(environ)
+    masks = masks_in_force(environ, platform)
     if not masks:
-        return {"ROCR_VISIBLE_DEVICES": str(index)}
+        name = "HIP_VISIBLE_DEVICES" if platform == "windows" else "ROCR_VISIBLE_DEVICES"
+        return {name: str(index)}
     topmost = list(masks)[-1]
     below = {name: text for name, text in masks.items() if name != topmost}
-    return {topmost: str(visible_indices(uuids, below).index(index))}
+    return {topmost: str(visible_indices(uuids, below, platform).index(index))}
 
 
 def _filter(text: str, seen: Sequence[int], uuids: Sequence[str]) -> tuple[int, ...]:

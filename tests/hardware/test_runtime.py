@@ -98,7 +98,7 @@ def test_the_table_and_the_architectures_agree_on_what_rocm_supports(arch: str) 
 
 ALL_ROCM_BUILDS = [
     pytest.param(arch, build, id=f"{arch} {build.torch} {platform}")
-    for platform in ("linux", "wsl")
+    for platform in ("linux", "wsl", "windows")
     for arch in sorted(ARCHITECTURES)
     for build in candidates(gpu(arch), platform, PYTHON)
     if build.engine is Engine.ROCM
@@ -203,6 +203,50 @@ def test_windows_uses_directml_for_every_gpu(arch: str) -> None:
     assert build.packages == ("torch==2.13.0",)
     assert build.extra_packages == ("onnxruntime-directml==1.24.4",)
     assert not build.environment
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+def test_windows_has_native_rocm_as_the_second_choice_for_radeons_that_it_runs(arch: str) -> None:
+    names = [build.engine for build in candidates(gpu(arch), "windows", PYTHON)]
+    row = ARCHITECTURES[arch]
+    native = row.rocm and row.generation.startswith("RDNA") and arch != "gfx1036"
+    assert names == [Engine.DIRECTML, *([Engine.ROCM] if native else []), Engine.CPU]
+    if not native:
+        with pytest.raises(HardwareError, match="no build of rocm is known for this machine"):
+            choose_build(gpu(arch), "windows", PYTHON, engine=Engine.ROCM)
+        return
+    build = choose_build(gpu(arch), "windows", PYTHON, engine=Engine.ROCM)
+    assert build.index == AMD
+    assert build.packages[0] == f"torch[device-{arch}]==2.12.0+rocm7.14.1"
+    assert "HSA_OVERRIDE_GFX_VERSION" not in variables(build)
+
+
+@pytest.mark.parametrize("platform", ["linux", "wsl", "windows", "darwin"])
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx803"])
+def test_each_engine_can_be_asked_for_where_it_exists(arch: str, platform: str) -> None:
+    offered = {build.engine for build in candidates(gpu(arch), platform, PYTHON)}
+    for engine in Engine:
+        if engine in offered or engine is Engine.DIRECTML_CPU:
+            assert choose_build(gpu(arch), platform, PYTHON, engine=engine).engine is engine
+        else:
+            with pytest.raises(HardwareError, match=f"no build of {engine} is known"):
+                choose_build(gpu(arch), platform, PYTHON, engine=engine)
+
+
+def test_the_first_build_of_an_engine_is_the_first_choice() -> None:
+    asked = choose_build(gpu("gfx1100"), "linux", PYTHON, engine=Engine.ROCM)
+    assert asked == choose_build(gpu("gfx1100"), "linux", PYTHON)
+
+
+def test_the_graphs_of_directml_run_on_the_cpu_of_any_system() -> None:
+    packages = {
+        platform: choose_build(None, platform, PYTHON, engine=Engine.DIRECTML_CPU).extra_packages
+        for platform in ("linux", "windows")
+    }
+    assert packages == {
+        "linux": ("onnxruntime==1.24.4",),
+        "windows": ("onnxruntime-directml==1.24.4",),
+    }
 
 
 @pytest.mark.parametrize("platform", ["linux", "wsl", "windows", "darwin"])

@@ -110,3 +110,22 @@ def test_under_the_mask_torch_sees_the_wanted_gpu_alone(environ: dict[str, str])
         mask = mask_for(index, UUIDS, environ)
         assert len(mask) <= 1
         assert visible_indices(UUIDS, environ | mask) == (index,)
+
+
+@pytest.mark.parametrize(
+    ("environ", "mask"),
+    [
+        ({}, {"HIP_VISIBLE_DEVICES": "1"}),
+        ({"ROCR_VISIBLE_DEVICES": "0"}, {"HIP_VISIBLE_DEVICES": "1"}),
+        ({"HIP_VISIBLE_DEVICES": "1"}, {}),
+        ({"HIP_VISIBLE_DEVICES": "2,1"}, {"HIP_VISIBLE_DEVICES": "1"}),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        ({"GPU_DEVICE_ORDINAL": "1,2"}, {"GPU_DEVICE_ORDINAL": "1"}),
+    ],
+)
+def test_windows_has_no_rocr_so_hip_hides_the_other_gpus(
+    environ: dict[str, str], mask: dict[str, str]
+) -> None:
+    uuids = ["", "", ""]
+    assert mask_for(1, uuids, environ, "windows") == mask
+    assert visible_indices(uuids, environ | mask, "windows") == (1,)

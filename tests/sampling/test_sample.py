@@ -18,7 +18,7 @@ from sdamd.errors import BadImage, Stopped
 from sdamd.plan import Plan, make_plan
 from sdamd.request import Job
 from sdamd.sampling import noise
-from sdamd.sampling.sample import decode
+from sdamd.sampling.sample import decode, sample
 from sdamd.settings import Settings
 
 
@@ -106,6 +106,165 @@ def test_the_order_of_a_batch_does_not_matter(make: Make, job: Job) -> None:
     swapped_second, swapped_first = make(b, a)
     assert difference(first, swapped_first) <= 1
     assert difference(second, swapped_second) <= 1
+
+
+LONG = "a red house by the sea, " * 14  # two chunks
+PROMPTS = ("a red circle", LONG, "x BREAK (y:1.3) BREAK z", "[red:green:0.5] circle",
+           "[a|b] tree", "a red circle AND (snow:1.2):0.5", "sea:0.5")  # fmt: skip
+
+
+def test_prompts_of_any_length_and_kind_share_a_pass(make: Make, job: Job) -> None:
+    """C07: with others of other lengths, each is the picture that it is alone."""
+    jobs = [
+        replace(job, prompt=prompt, negative_prompt=LONG[:n], steps=2)
+        for n, prompt in zip((0, 9, 999, 0, 999, 9, 1), PROMPTS, strict=True)
+    ]
+    for one, image in zip(jobs, make(*jobs), strict=True):
+        (alone,) = make(one)
+        assert difference(image, alone) <= 1
+
+
+def test_a_composed_neighbour_does_not_change_a_byte(make: Make, job: Job) -> None:
+    together = make(job, replace(job, prompt="two trees"))
+    beside = make(job, replace(job, prompt="two trees AND snow"))
+    assert together[0].tobytes() == beside[0].tobytes()
+    assert together[1].tobytes() != beside[1].tobytes()
+
+
+# -- what a prompt can say -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "same_as"),
+    [
+        ("[red:green:0] circle", "green circle"),
+        ("[red:green:3] circle", "red circle"),
+        ("[red|red] circle", "red circle"),
+        ("a (red:1) circle", "a red circle"),
+        (r"a (red\(\):1.1) circle", r"a (red\(\)) circle"),
+    ],
+)
+def test_what_means_the_same_gives_the_same_bytes(
+    make: Make, job: Job, prompt: str, same_as: str
+) -> None:
+    first, second = make(replace(job, prompt=prompt)), make(replace(job, prompt=same_as))
+    assert first[0].tobytes() == second[0].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "other"),
+    [
+        ("[red:green:0.5] circle", "red circle"),
+        ("[red:green:0.5] circle", "green circle"),
+        ("[red|green] circle", "[green|red] circle"),
+        ("a (red:1.4) circle", "a red circle"),
+        (LONG + "snow", LONG + "a green tree"),
+        ("red BREAK circle", "red circle"),
+        ("red circle AND snow", "red circle"),
+        ("red circle AND snow", "red circle AND snow:0.5"),
+    ],
+)
+def test_what_means_another_thing_gives_another_picture(
+    make: Make, job: Job, prompt: str, other: str
+) -> None:
+    job = replace(job, steps=2)
+    assert difference(*make(replace(job, prompt=prompt), replace(job, prompt=other))) > 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "same_as"),
+    [
+        ("red circle:0.5 AND red circle:0.5", "red circle"),
+        ("red circle AND snow:0", "red circle"),
+        ("snow:0 AND red circle", "red circle"),
+        ("snow:0", "ugly"),
+        ("snow:-0.5 AND snow:1.5", "snow"),
+    ],
+)
+@pytest.mark.parametrize("guidance_scale", [1.0, 4.0])
+def test_weights_of_subprompts_add_up(
+    make: Make, job: Job, prompt: str, same_as: str, guidance_scale: float
+) -> None:
+    """Guided by nothing, a picture is that of its negative prompt."""
+    job = replace(job, negative_prompt="ugly", guidance_scale=guidance_scale, steps=1)
+    (made,), (expected,) = make(replace(job, prompt=prompt)), make(replace(job, prompt=same_as))
+    assert difference(made, expected) <= 1
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "read"),
+    [("Euler", "aba"), ("Heun", "aabba"), ("PNDM", "abaa"), ("DDIM", "aba")],
+)
+def test_prompts_change_with_the_step_and_not_within_it(
+    pipeline: TorchPipeline, plan: Plan, job: Job, scheduler: str, read: str
+) -> None:
+    """Samplers of two calls per step see one text in both; PLMS calls once more than it steps."""
+    given: list[torch.Tensor] = []
+
+    def listen(_: object, args: object, options: dict[str, Any]) -> None:
+        given.append(options["encoder_hidden_states"][-1])
+
+    handle = pipeline._pipe.unet.register_forward_pre_hook(listen, with_kwargs=True)
+    pipeline.sample([replace(job, scheduler=scheduler, prompt="[a|b]")], plan, going_on)
+    handle.remove()
+    assert "".join("a" if torch.equal(e, given[0]) else "b" for e in given) == read
+
+
+def test_after_a_composed_prompt_the_unet_is_as_before(
+    pipeline: TorchPipeline, plan: Plan, job: Job
+) -> None:
+    composed = replace(job, prompt="a AND b")
+    pipeline.sample([composed], plan, going_on)
+    with pytest.raises(Stopped):
+        pipeline.sample([composed], plan, lambda step, steps: True)
+    assert not pipeline._pipe.unet._forward_hooks
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 4.0])
+@pytest.mark.parametrize(
+    ("prompt", "same_as"),
+    [
+        ("[a:b:0]", "b"),
+        ("[a:b:3]", "a"),
+        ("a:0.5 AND a:0.5", "a"),
+        ("b:0 AND a", "a"),
+        ("b:0", "ugly"),
+        (LONG + "snow", LONG + "snow"),
+    ],
+)
+def test_sdxl_can_say_all_of_it_too(
+    small_xl: Any, plan: Plan, job: Job, prompt: str, same_as: str, guidance_scale: float
+) -> None:
+    """In a pass with others of other lengths."""
+    job = replace(job, negative_prompt="ugly", guidance_scale=guidance_scale)
+    training = dict(small_xl.scheduler.config)
+    first, _ = sample(
+        small_xl,
+        [replace(job, prompt=prompt), replace(job, prompt="x AND y BREAK z")],
+        plan, training, going_on,
+    )  # fmt: skip
+    (second,) = sample(small_xl, [replace(job, prompt=same_as)], plan, training, going_on)
+    assert isinstance(first, Image.Image)
+    assert isinstance(second, Image.Image)
+    assert difference(first, second) <= 1
+
+
+def test_in_sdxl_what_changes_on_the_way_changes_the_pooled_embedding_too(
+    small_xl: Any, plan: Plan, job: Job
+) -> None:
+    given: list[torch.Tensor] = []
+
+    def listen(_: object, args: object, options: dict[str, Any]) -> None:
+        given.append(options["added_cond_kwargs"]["text_embeds"])
+
+    handle = small_xl.unet.register_forward_pre_hook(listen, with_kwargs=True)
+    training = dict(small_xl.scheduler.config)
+    sample(small_xl, [replace(job, prompt="[a:b:2]")], plan, training, going_on)
+    handle.remove()
+    first, second, third = given
+    assert torch.equal(first, second)
+    assert torch.equal(second[0], third[0])
+    assert not torch.equal(second[1], third[1])
 
 
 # -- sizes and edges -----------------------------------------------------------------------------
@@ -226,6 +385,7 @@ def latents(*kinds: int) -> torch.Tensor:
     return torch.tensor(kinds, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 4, 8, 8).clone()
 
 
+@pytest.mark.report("C01")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", [11, 12, 13, 14])
 def test_a_bad_picture_is_decoded_once_more_in_float32(
@@ -271,6 +431,7 @@ def test_what_was_decoded_in_float32_is_not_decoded_again(plan: Plan, kind: int)
     assert len(vae.decoded) == 1
 
 
+@pytest.mark.report("C02", "C03")
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_a_unet_that_gave_nan_is_told_from_the_vae(plan: Plan, number: float) -> None:
     """C02: decoding in float32 does not help where the UNet is at fault."""
@@ -313,16 +474,24 @@ def test_pixels_are_rounded_and_clipped(plan: Plan) -> None:
 # -- tiles ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.report("D01")
 def test_the_vae_works_in_the_tiles_of_the_plan(
-    pipeline: TorchPipeline, plan: Plan, job: Job
+    pipeline: TorchPipeline, plan: Plan, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vae: Any = pipeline._pipe.vae
     jobs = [replace(job, width=160, height=128, steps=1, seed=seed) for seed in (7, 8)]
+    shapes: list[tuple[int, ...]] = []
+    decode = vae.decode
+
+    def noting(latents: torch.Tensor, **asked: Any) -> Any:
+        shapes.append(tuple(latents.shape))
+        return decode(latents, **asked)
+
+    monkeypatch.setattr(vae, "decode", noting)
     tiled = pipeline.sample(jobs, replace(plan, vae_tile=128), going_on)
-    assert (vae.use_tiling, vae.use_slicing) == (True, True)
-    assert (vae.tile_sample_min_size, vae.tile_latent_min_size) == (128, 16)
+    assert shapes == [(1, 4, 16, 16)] * 4
     whole = pipeline.sample(jobs, plan, going_on)
-    assert (vae.use_tiling, vae.use_slicing) == (False, False)
+    assert shapes[4:] == [(2, 4, 16, 20)]
     for a, b in zip(tiled, whole, strict=True):
         assert isinstance(a, Image.Image)
         assert isinstance(b, Image.Image)
