@@ -19,6 +19,9 @@ Messages say what, the value, and what is allowed: ``steps is 151; allowed 1 to 
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
 
 class SdamdError(Exception):
     """Base of all; `exit_status` is the status of the process that ends with it."""

@@ -17,6 +17,7 @@ from scripts import set_up, tiny_pictures
 from sdamd import cli, errors
 from sdamd.batch import expand
 from sdamd.checkpoint import FAMILIES, identify
+from sdamd.commands.generate import event_line
 from sdamd.errors import BadImage
 from sdamd.filename import TOKENS, Pattern
 from sdamd.hardware.gpu import ARCHITECTURES, Gpu, Kind
@@ -127,11 +128,17 @@ def test_a_command_of_a_document_is_understood(words: list[str]) -> None:
 
 
 CHEAP = ("plan", "doctor", "models", "--help")
+ELSEWHERE = {"--selftest", "--report"}
+"""What takes long, or writes into the current folder; these are tried elsewhere."""
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [a for words in every_command() if (a := sdamd_arguments(words)) and a[0] in CHEAP],
+    [
+        a
+        for words in every_command()
+        if (a := sdamd_arguments(words)) and a[0] in CHEAP and not ELSEWHERE & {*a}
+    ],
     ids=" ".join,
 )
 def test_a_cheap_command_of_a_document_works(arguments: list[str], tmp_path: Path) -> None:
@@ -310,8 +317,7 @@ def test_the_build_for_a_target_is_the_one_that_is_told(name: str, gfx: str) -> 
     linux = choose_build(gpu, "linux", (3, 12))
     assert row[2] == ("CPU" if linux.engine is Engine.CPU else f"`{linux.torch}`")
     assert choose_build(gpu, "windows", (3, 12)).engine is Engine.DIRECTML
-    assert "DirectML" in row[3]
-    assert "CPU" in row[3]
+    assert row[3] == "DirectML"
 
 
 def gpu_rows(name: str) -> list[str]:
@@ -322,7 +328,7 @@ def gpu_rows(name: str) -> list[str]:
 def test_the_exit_statuses_are_those_of_the_errors(name: str) -> None:
     told = {int(row[0]) for row in table_with(name, "130")}
     raised = {e.exit_status for e in vars(errors).values() if hasattr(e, "exit_status")}
-    assert told == raised | {0, cli.INTERRUPTED}
+    assert told == raised | {0, errors.INTERRUPTED}
 
 
 @pytest.mark.parametrize("name", READMES)
@@ -336,7 +342,7 @@ def test_the_keys_of_the_events_are_those_of_json(name: str) -> None:
         Saved(job=job, path=ROOT),
         Failed(job=job, error=BadImage("black")),
     )
-    shown = [cli._event(event) for event in events]
+    shown = [event_line(event) for event in events]
     expected = [[f"`{e['event']}`", ", ".join(f"`{k}`" for k in e)] for e in shown if e is not None]
     assert table_with(name, "`saved`") == expected
 
@@ -345,7 +351,8 @@ def test_the_keys_of_the_events_are_those_of_json(name: str) -> None:
 def test_the_settings_and_the_tokens_of_file_names_are_all_told(name: str) -> None:
     words = set(names_in(read(name)))
     assert {f.name for f in fields(Settings)} - {"home"} <= words
-    assert {w.strip("[]") for w in words if re.fullmatch(r"\[\w+\]", w)} == set(TOKENS)
+    bracketed = {w.strip("[]") for w in words if re.fullmatch(r"\[\w+\]", w)}
+    assert bracketed - {"word"} == set(TOKENS)  # that one stands for any word of a prompt
 
 
 @pytest.mark.parametrize("name", READMES)

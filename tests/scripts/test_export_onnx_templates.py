@@ -179,7 +179,7 @@ def test_float16_is_the_same_graph_with_other_types(
     casts = counts.pop("Cast", 0)
     assert counts == wide
     upcast = 4 * counts["MultiHeadAttention"] if "Diffusion 2" in template.title else 0
-    assert casts == (dtype == "float16") * (counts["Sin"] + upcast * (template.component == "unet"))
+    assert casts == (dtype == "float16") * (counts["Sin"] + upcast)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -199,7 +199,7 @@ def test_nine_channels_differ_in_the_first_convolution_alone(dtype: str) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("component", ["unet", "vae"])
+@pytest.mark.parametrize("component", GRAPHS)
 def test_no_arithmetic_on_shapes_is_left_once_sizes_are_fixed(
     component: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -232,21 +232,42 @@ def test_no_arithmetic_on_shapes_is_left_once_sizes_are_fixed(
         assert not operators & {"Shape", "Gather", "Squeeze", "Expand", "Range", "ConstantOfShape"}
 
 
+def test_a_controlnet_gives_what_its_unet_takes() -> None:
+    """In the same order and of the same sizes; and it is asked with what the UNet is asked."""
+    by_title = {template.title: template for template in templates()}
+    pairs = [
+        (template, by_title.get(f"{family} with 4 channels") or by_title[family])
+        for title, template in by_title.items()
+        if template.component == "controlnet" and (family := title.replace("ControlNet", "UNet"))
+    ]
+    assert len(pairs) == 4
+    for controlnet, unet in pairs:
+        steering = graph_of(controlnet, "controlnet", "float32").graph
+        steered = graph_of(unet, "unet-controlnet", "float32").graph
+        *conditions, picture = (value for value in steering.input)
+        assert [*conditions, *steering.output] == [*steered.input]
+        sizes = [size.dim_param or size.dim_value for size in picture.type.tensor_type.shape.dim]
+        assert (picture.name, sizes) == (
+            "controlnet_cond", ["batch", 3, "pixel_height", "pixel_width"],
+        )  # fmt: skip
+
+
 # -- drift -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of torch's exporter, about itself
-def test_the_shipped_graphs_are_those_that_are_traced_today(tmp_path: Path) -> None:
-    """Of the embedded model's UNet, which takes 40 s; all others take the same way."""
-    target = export_onnx_templates.TARGETS["tiny-unet"]
+@pytest.mark.parametrize("name", ["tiny-unet", "tiny-controlnet"])
+def test_the_shipped_graphs_are_those_that_are_traced_today(name: str, tmp_path: Path) -> None:
+    """Of the embedded model, which takes 20 to 40 s each; all others take the same way."""
+    target = export_onnx_templates.TARGETS[name]
     (folder,) = export_onnx_templates.write(target, tmp_path)
     made = read_template(folder)
     (shipped,) = [template for template in templates() if template.key == made.key]
     assert (made.title, made.weights) == (shipped.title, shipped.weights)
-    for name in GRAPHS[made.component]:
+    for graph in GRAPHS[made.component]:
         for dtype in DTYPES:
-            new, old = (graph_of(template, name, dtype).graph for template in (made, shipped))
+            new, old = (graph_of(template, graph, dtype).graph for template in (made, shipped))
             assert [*new.node] == [*old.node]
             assert [*new.initializer] == [*old.initializer]
             assert [*new.input, *new.output] == [*old.input, *old.output]
