@@ -15,6 +15,7 @@ What makes the graphs fit DirectML, whose last provider is onnxruntime 1.24:
 Each UNet is traced once, in float32, with ControlNet's residuals. The plain graph is that one
 without their additions; float16 is the same graph with other types, in which the sinusoids of the
 timesteps stay float32; nine channels differ in one weight's shape.
+A ControlNet gives its residuals before they are scaled.
 """
 
 import argparse
@@ -26,12 +27,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from onnx_ir.passes import common
 from onnxscript import optimizer
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -59,7 +60,7 @@ WIDE: Final = ("timestep", "time_ids")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One architecture: `config` is a folder under `sdamd/assets`."""
+    """One architecture; `config` is a folder under `sdamd/assets`. A ControlNet copies its UNet."""
 
     title: str
     config: str
@@ -85,6 +86,18 @@ TARGETS: Final[Mapping[str, Target]] = {
         title="Stable Diffusion XL, UNet", config="configs/sdxl", component="unet",
         in_channels=(4, 9),
     ),
+    "tiny-controlnet": Target(
+        title="embedded model, ControlNet", config="tiny", component="controlnet"
+    ),
+    "sd15-controlnet": Target(
+        title="Stable Diffusion 1.x, ControlNet", config="configs/sd15", component="controlnet"
+    ),
+    "sd21-controlnet": Target(
+        title="Stable Diffusion 2.x, ControlNet", config="configs/sd21", component="controlnet"
+    ),
+    "sdxl-controlnet": Target(
+        title="Stable Diffusion XL, ControlNet", config="configs/sdxl", component="controlnet"
+    ),
 }  # fmt: skip
 
 
@@ -108,8 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write(target: Target, output: Path) -> Iterator[Path]:
     """Trace one target and write its templates, one folder for each number of channels."""
-    config = json.loads((ASSETS / target.config / target.component / "config.json").read_text())
-    graphs, keys = _unet(config) if target.component == "unet" else _vae(config)
+    config = _config(target)
+    trace = {"unet": _unet, "vae": _vae, "controlnet": _controlnet}[target.component]
+    graphs, keys = trace(config)
     if target.in_channels:
         for channels in target.in_channels:
             yield _write_template(
@@ -122,6 +136,17 @@ def write(target: Target, output: Path) -> Iterator[Path]:
             )
     else:
         yield _write_template(target.title, target.component, config, graphs, keys, output)
+
+
+def _config(target: Target) -> dict[str, Any]:
+    copies_unet = target.component == "controlnet"
+    folder = ASSETS / target.config / ("unet" if copies_unet else target.component)
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    if copies_unet:
+        with _no_weights():
+            unet = UNet2DConditionModel.from_config(config)
+            config = dict(ControlNetModel.from_unet(unet, load_weights_from_unet=False).config)
+    return config
 
 
 def _write_template(
@@ -227,8 +252,8 @@ class _Upsample(torch.nn.Module):
 class _Residual:
     """Is added to a tensor by a node that does not compare the two shapes.
 
-    Else tracing would tie the sizes of all residuals to the size of the sample by rounding
-    divisions, which a graph's input cannot state.
+    Else tracing would tie the sizes of all residuals, and of ControlNet's picture, to the size of
+    the sample by rounding divisions, which a graph's input cannot state.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -268,6 +293,43 @@ class _UNet(torch.nn.Module):
         return predicted
 
 
+class _One:
+    """A scale of 1 that leaves no node."""
+
+    def __rmul__(self, other: torch.Tensor) -> torch.Tensor:
+        """Let `other * one` be `other`."""
+        return other
+
+
+class _ControlNet(torch.nn.Module):
+    def __init__(self, controlnet: Any) -> None:
+        super().__init__()
+        self.controlnet = controlnet
+        controlnet.controlnet_cond_embedding.register_forward_hook(
+            lambda _module, _inputs, embedded: _Residual(embedded)
+        )
+
+    def forward(
+        self,
+        sample: torch.Tensor,
+        timestep: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        added: dict[str, torch.Tensor],
+        controlnet_cond: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Give the residuals unscaled, the middle block's last."""
+        down, middle = self.controlnet(
+            sample,
+            timestep,
+            encoder_hidden_states,
+            controlnet_cond,
+            _One(),
+            added_cond_kwargs=added,
+            return_dict=False,
+        )
+        return (*down, middle)
+
+
 class _Vae(torch.nn.Module):
     """One half of a VAE, under the name that it has there, so that weights keep their names."""
 
@@ -301,55 +363,77 @@ def _prepared(model: Any) -> Any:
 
 def _unet(config: Mapping[str, Any]) -> tuple[dict[str, ir.Model], list[str]]:
     """Graphs with weights as inputs, and the names of all weights."""
-    batch, sequence = Dim("batch", min=1, max=64), Dim("sequence", min=2, max=4096)
-    height, width = Dim("height", min=8, max=4096), Dim("width", min=8, max=4096)
     with _no_weights():
         unet = _prepared(UNet2DConditionModel.from_config(dict(config)))
         # Above any size, so that up-sampling always takes its size from the skip connection.
         unet.num_upsamplers = 40
+        inputs, dimensions, sizes = _conditions(unet.config)
         levels = _residual_levels(unet.config)
         residuals = tuple(
             torch.zeros(2, channels, _halved(17, level), _halved(19, level))
             for channels, level in levels
         )
-        added, added_dims = _added(unet.config, batch)
-        context = unet.config.cross_attention_dim
-        inputs = (
-            torch.zeros(2, config["in_channels"], 17, 19),
-            torch.zeros(2),
-            torch.zeros(2, 11, context if isinstance(context, int) else context[0]),
-            added,
-            residuals,
+        dimensions["residuals"] = tuple(
+            {
+                axis: Dim(f"residual_{side}_{level}", min=1, max=4096)
+                for axis, side in {0: "batch", 2: "height", 3: "width"}.items()
+            }
+            for _, level in levels
         )
-        dimensions = {
-            "sample": {0: batch, 2: height, 3: width},
-            "timestep": {0: batch},
-            "encoder_hidden_states": {0: batch, 1: sequence},
-            "added": added_dims,
-            "residuals": tuple(
-                {
-                    axis: Dim(f"residual_{side}_{level}", min=1, max=4096)
-                    for axis, side in {0: "batch", 2: "height", 3: "width"}.items()
-                }
-                for _, level in levels
-            ),
-        }
         keys = list(unet.state_dict())
-        model = _traced(_UNet(unet), inputs, dimensions, "unet.")
-    sizes: dict[str, list[str | None]] = {
+        model = _traced(_UNet(unet), (*inputs, residuals), dimensions, "unet.")
+    _name_inputs(model, sizes | _residual_sizes(levels))
+    _name_outputs(model, {"output": ["batch", None, "height", "width"]})
+    plain = _copied(model)
+    _drop_residuals(plain)
+    return {"unet": plain, "unet-controlnet": model}, keys
+
+
+def _controlnet(config: Mapping[str, Any]) -> tuple[dict[str, ir.Model], list[str]]:
+    with _no_weights():
+        controlnet = _prepared(ControlNetModel.from_config(dict(config)))
+        inputs, dimensions, sizes = _conditions(controlnet.config)
+        picture = torch.zeros(2, controlnet.config.conditioning_channels, 8 * 17, 8 * 19)
+        dimensions["controlnet_cond"] = {
+            axis: Dim(f"picture_{side}", min=1, max=32768)
+            for axis, side in {0: "batch", 2: "height", 3: "width"}.items()
+        }
+        keys = list(controlnet.state_dict())
+        model = _traced(_ControlNet(controlnet), (*inputs, picture), dimensions, "controlnet.")
+    sizes["controlnet_cond"] = ["batch", None, "pixel_height", "pixel_width"]
+    _name_inputs(model, sizes)
+    _name_outputs(model, _residual_sizes(_residual_levels(controlnet.config)))
+    return {"controlnet": model}, keys
+
+
+_Sizes: TypeAlias = dict[str, list[str | None]]
+
+
+def _conditions(config: Any) -> tuple[tuple[Any, ...], dict[str, Any], _Sizes]:
+    """What UNet and ControlNet both take: examples, which sizes are free, and their names."""
+    batch, sequence = Dim("batch", min=1, max=64), Dim("sequence", min=2, max=4096)
+    height, width = Dim("height", min=8, max=4096), Dim("width", min=8, max=4096)
+    added, added_dims = _added(config, batch)
+    context = config.cross_attention_dim
+    inputs = (
+        torch.zeros(2, config.in_channels, 17, 19),
+        torch.zeros(2),
+        torch.zeros(2, 11, context if isinstance(context, int) else context[0]),
+        added,
+    )
+    dimensions = {
+        "sample": {0: batch, 2: height, 3: width},
+        "timestep": {0: batch},
+        "encoder_hidden_states": {0: batch, 1: sequence},
+        "added": added_dims,
+    }
+    sizes: _Sizes = {
         "sample": ["batch", None, "height", "width"],
         "timestep": ["batch"],
         "encoder_hidden_states": ["batch", "sequence", None],
         **{name: ["batch", None] for name in added},
     }
-    for number, (_, level) in enumerate(levels):
-        names = [side if level == 0 else f"{side}_{2**level}" for side in ("height", "width")]
-        sizes[f"residual_{number}"] = ["batch", None, *names]
-    _name_inputs(model, sizes)
-    _name_output(model, ["batch", None, "height", "width"])
-    plain = _copied(model)
-    _drop_residuals(plain)
-    return {"unet": plain, "unet-controlnet": model}, keys
+    return inputs, dimensions, sizes
 
 
 def _added(
@@ -374,6 +458,14 @@ def _residual_levels(config: Any) -> list[tuple[int, int]]:
         if level < len(channels) - 1:
             levels.append((out, level + 1))
     return [*levels, (channels[-1], len(channels) - 1)]
+
+
+def _residual_sizes(levels: Sequence[tuple[int, int]]) -> _Sizes:
+    sizes: _Sizes = {}
+    for number, (_, level) in enumerate(levels):
+        names = [side if level == 0 else f"{side}_{2**level}" for side in ("height", "width")]
+        sizes[f"residual_{number}"] = ["batch", None, *names]
+    return sizes
 
 
 def _halved(size: int, level: int) -> int:
@@ -401,7 +493,7 @@ def _vae(config: Mapping[str, Any]) -> tuple[dict[str, ir.Model], list[str]]:
                 "",
             )
             _name_inputs(model, {"sample": ["batch", None, "height", "width"]})
-            _name_output(model, ["batch", None, f"{out}_height", f"{out}_width"])
+            _name_outputs(model, {"output": ["batch", None, f"{out}_height", f"{out}_width"]})
             graphs[f"vae-{half}"] = model
     return graphs, keys
 
@@ -451,10 +543,10 @@ def _name_sizes(value: ir.Value, free: Sequence[str | None]) -> None:
     value.shape = ir.Shape([old if new is None else new for old, new in pairs])
 
 
-def _name_output(model: ir.Model, sizes: Sequence[str | None]) -> None:
-    (output,) = model.graph.outputs
-    output.name = "output"
-    _name_sizes(output, sizes)
+def _name_outputs(model: ir.Model, sizes: Mapping[str, Sequence[str | None]]) -> None:
+    for output, (name, free) in zip(model.graph.outputs, sizes.items(), strict=True):
+        output.name = name
+        _name_sizes(output, free)
 
 
 # -- variants of a graph -----------------------------------------------------------------------

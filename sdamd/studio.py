@@ -20,6 +20,7 @@ from sdamd.hardware.runtime import Engine, choose_build
 from sdamd.hardware.tuning import to_set
 from sdamd.hardware.visibility import mask_for
 from sdamd.plan import Plan, make_plan
+from sdamd.prompt import subprompts
 from sdamd.render import Event, LocalRender, Render, Rendered, Watch
 from sdamd.request import Job, Request
 from sdamd.settings import Settings
@@ -76,6 +77,14 @@ class Studio:
             except BadRequest as error:
                 problems += error.problems
                 continue
+            parts = subprompts(request.prompt)
+            if len(parts) == 1 and parts[0].weight != 1:
+                # As other tools read it; somebody who wrote "ratio 16:9" is in for a surprise.
+                log.warning(
+                    "the prompt ends in %g, which is taken as its weight; "
+                    "with a comma after it the number is a word",
+                    parts[0].weight,
+                )
             if problem := scheduler.problem_with_steps(made[0].scheduler, made[0].steps):
                 problems.append(problem)
             jobs += [replace(job, index=i) for i, job in enumerate(made, start=len(jobs))]

@@ -52,6 +52,22 @@ def test_each_picture_is_saved_as_soon_as_it_is_rendered(machine: Settings) -> N
         assert lab.studio.jobs([again]) == (replace(event.job, index=0),)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "warned"),
+    [
+        ("a poster, ratio 16:9", True),
+        ("a poster, ratio 16:9,", False),
+        ("sea AND sky:0.5", False),
+        ("(sea:0.5)", False),
+    ],
+)
+def test_a_number_at_the_end_that_becomes_a_weight_is_told(
+    machine: Settings, caplog: pytest.LogCaptureFixture, prompt: str, warned: bool
+) -> None:
+    Lab(machine).studio.jobs([Request(prompt=prompt)])
+    assert ("the prompt ends in 9, which is taken as its weight" in caplog.text) is warned
+
+
 def test_a_failed_picture_is_not_saved_and_the_others_are(machine: Settings) -> None:
     """C01: a black picture was saved as a success."""
     lab = Lab(machine, {2: Fault.BAD_IMAGE})

@@ -14,6 +14,8 @@ same `weights.bin`: a UNet with and without ControlNet costs its weights once.
                               is the middle block's
     vae    vae-encoder.onnx   sample (pixels) -> output (moments, before quant_conv)
            vae-decoder.onnx   sample (latents, after post_quant_conv) -> output (pixels)
+    controlnet  controlnet.onnx     the inputs of unet.onnx and controlnet_cond (pixels of 0 to 1)
+                              -> residual_0 to residual_N as unet-controlnet.onnx takes them
 
 `timestep` and `time_ids` are float32 and have one row per picture; all else has the graph's
 dtype. Free dimensions have the names that `free_dimensions` sets.
@@ -39,7 +41,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 
 from sdamd.errors import BadCheckpoint, StorageError
 
@@ -54,11 +56,16 @@ ALIGNMENT: Final = 4096
 GRAPHS: Final[Mapping[str, tuple[str, ...]]] = {
     "unet": ("unet", "unet-controlnet"),
     "vae": ("vae-encoder", "vae-decoder"),
+    "controlnet": ("controlnet",),
 }
 DTYPES: Final[Mapping[str, int]] = {"float32": 4, "float16": 2}
 """Of graphs, with their bytes per number. No kernel of DirectML takes bfloat16."""
 
-_CLASSES: Final[Mapping[str, Any]] = {"unet": UNet2DConditionModel, "vae": AutoencoderKL}
+_CLASSES: Final[Mapping[str, Any]] = {
+    "unet": UNet2DConditionModel,
+    "vae": AutoencoderKL,
+    "controlnet": ControlNetModel,
+}
 _CONFIG_ONLY: Final[Mapping[str, frozenset[str]]] = {
     # `upcast_attention` changes no weight and no shape; the graphs of all models that ever had it
     # upcast, which is exact for those that do without.
@@ -68,6 +75,12 @@ _CONFIG_ONLY: Final[Mapping[str, frozenset[str]]] = {
         {
             "sample_size", "scaling_factor", "shift_factor", "latents_mean", "latents_std",
             "force_upcast", "use_quant_conv", "use_post_quant_conv",
+        }
+    ),
+    # What is done to its picture before, and to its residuals after, stays in torch.
+    "controlnet": frozenset(
+        {
+            "upcast_attention", "global_pool_conditions", "controlnet_conditioning_channel_order",
         }
     ),
 }  # fmt: skip
@@ -154,7 +167,7 @@ class Export:
 def architecture(component: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Keep what decides the graph: fields that differ from the class's defaults, in one spelling.
 
-    `component` is `unet` or `vae`, `config` that of diffusers' class.
+    `component` is one of `GRAPHS`, `config` that of diffusers' class.
     """
     parameters = inspect.signature(_CLASSES[component].__init__).parameters
     defaults = {
@@ -272,9 +285,11 @@ def free_dimensions(
     """Values for `SessionOptions.add_free_dimension_override_by_name`: all shapes become fixed.
 
     `height` and `width` are those of the graph's `sample`: pixels for the VAE's encoder, latents
-    otherwise. `height_2` to `height_8` are those of ControlNet's residuals.
+    otherwise. `height_2` to `height_8` are those of ControlNet's residuals, `pixel_height` and
+    `pixel_width` those of its picture.
     """
     sizes = {"batch": batch, "height": height, "width": width, "sequence": sequence}
+    sizes |= {"pixel_height": 8 * height, "pixel_width": 8 * width}
     for factor in (2, 4, 8):
         height, width = (height + 1) // 2, (width + 1) // 2
         sizes |= {f"height_{factor}": height, f"width_{factor}": width}

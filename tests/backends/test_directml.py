@@ -29,6 +29,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
+from diffusers.models.controlnets.controlnet import ControlNetOutput
 from PIL import Image
 
 from sdamd import models
@@ -36,7 +37,13 @@ from sdamd.backends import onnx_export, onnx_session
 from sdamd.backends.backend import open_backend
 from sdamd.backends.directml import DirectMLBackend, DirectMLPipeline
 from sdamd.backends.loading import load_weights, read_config
-from sdamd.backends.onnx_modules import OrtUNet, full_config, ort_vae
+from sdamd.backends.onnx_modules import (
+    OrtControlNet,
+    OrtUNet,
+    full_config,
+    ort_controlnet,
+    ort_vae,
+)
 from sdamd.backends.onnx_session import Session, Sessions
 from sdamd.backends.torch_backend import TorchBackend, TorchPipeline
 from sdamd.errors import BadImage, BadRequest, HardwareError, OutOfVram
@@ -266,26 +273,89 @@ def test_inpainting_with_nine_channels_is_that_of_torch(
     assert float((without - expected).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("guess_mode", [False, True])
+def controlnet_like(unet: Any, seed: int = 3, **config: Any) -> ControlNetModel:
+    """One for this UNet; its layers that begin as zeros here give residuals of about 1."""
+    torch.manual_seed(seed)
+    made = ControlNetModel.from_unet(unet, **config).eval()
+    first = made.controlnet_cond_embedding.conv_out
+    for block in (*made.controlnet_down_blocks, made.controlnet_mid_block, first):
+        torch.nn.init.normal_(block.weight, std=0.03)
+        torch.nn.init.normal_(block.bias, std=0.03)
+    return made
+
+
+def controlnet_graph(
+    controlnet: ControlNetModel, folder: Path, dtype: str = "float32", rows: int | None = None
+) -> OrtControlNet:
+    """The same ControlNet on onnxruntime."""
+    identity = folder / "weights.safetensors"
+    identity.write_bytes(b"")
+    sessions = Sessions("directml-cpu", keep=2)
+    return ort_controlnet(
+        controlnet.config, dtype, [identity], folder, controlnet.state_dict, sessions, rows=rows
+    )
+
+
+@pytest.fixture(scope="module")
+def steering(on_torch: TorchPipeline) -> ControlNetModel:
+    return controlnet_like(on_torch._pipe.unet)
+
+
+@pytest.fixture(scope="module")
+def steering_graph(
+    steering: ControlNetModel, tmp_path_factory: pytest.TempPathFactory
+) -> OrtControlNet:
+    return controlnet_graph(steering, tmp_path_factory.mktemp("controlnet"))
+
+
+def controlled(pipe: Any, controlnet: Any, pictures: int = 1, **more: Any) -> torch.Tensor:
+    pictured = painting().expand(2, -1, -1, -1)
+    image = pictured if pictures == 1 else [pictured.roll(n, dims=3) for n in range(pictures)]
+    return run(CONTROL, pipe, controlnet=controlnet, image=image, width=64, height=64, **more)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"guess_mode": True},
+        {"controlnet_conditioning_scale": 0.6, "control_guidance_end": 0.5},
+        {"guidance_scale": 1.0},
+    ],
+    ids=str,
+)
 def test_a_controlnet_steers_as_on_torch(
-    on_onnx: DirectMLPipeline, on_torch: TorchPipeline, guess_mode: bool
-) -> None:
-    torch.manual_seed(3)
-    controlnet = ControlNetModel.from_unet(
-        on_torch._pipe.unet, conditioning_embedding_out_channels=(8, 8, 16, 16)
-    ).eval()
-    for block in (*controlnet.controlnet_down_blocks, controlnet.controlnet_mid_block):
-        torch.nn.init.normal_(block.weight, std=0.1)  # they begin as zeros
-
-    def controlled(pipe: Any) -> torch.Tensor:
-        return run(
-            CONTROL, pipe, controlnet=controlnet,
-            image=painting().expand(2, -1, -1, -1), width=64, height=64, guess_mode=guess_mode,
-        )  # fmt: skip
-
-    expected, found = controlled(on_torch._pipe), controlled(on_onnx._pipe)
+    on_onnx: DirectMLPipeline, on_torch: TorchPipeline, steering: Any, steering_graph: Any,
+    more: dict[str, Any],
+) -> None:  # fmt: skip
+    expected = controlled(on_torch._pipe, steering, **more)
+    found = controlled(on_onnx._pipe, steering_graph, **more)
     assert float((found - expected).abs().max()) < PARITY
-    assert float((txt2img(on_torch._pipe) - expected).abs().max()) > 0.01
+    without = {k: v for k, v in more.items() if k == "guidance_scale"}
+    assert float((txt2img(on_torch._pipe, **without) - expected).abs().max()) > 0.01
+
+
+def test_a_controlnet_may_stay_in_torch(
+    on_onnx: DirectMLPipeline, on_torch: TorchPipeline, steering: ControlNetModel
+) -> None:
+    expected, found = (controlled(on._pipe, steering) for on in (on_torch, on_onnx))
+    assert float((found - expected).abs().max()) < PARITY
+
+
+@pytest.mark.parametrize("more", [{}, {"guess_mode": True}], ids=str)
+def test_two_controlnets_steer_together(
+    on_onnx: DirectMLPipeline, on_torch: TorchPipeline, steering: Any, steering_graph: Any,
+    tmp_path: Path, more: dict[str, Any],
+) -> None:  # fmt: skip
+    other = controlnet_like(on_torch._pipe.unet, seed=4)
+    more["controlnet_conditioning_scale"] = [0.8, 0.4]
+    expected = controlled(on_torch._pipe, [steering, other], 2, **more)
+    graphs = [steering_graph, controlnet_graph(other, tmp_path)]
+    found = controlled(on_onnx._pipe, graphs, 2, **more)
+    assert float((found - expected).abs().max()) < PARITY
+    more["controlnet_conditioning_scale"] = [0.8, 0.0]
+    alone = controlled(on_torch._pipe, [steering, other], 2, **more)
+    assert float((alone - expected).abs().max()) > 0.01
 
 
 class TorchSessions(Sessions):
@@ -304,7 +374,13 @@ class TorchSessions(Sessions):
         added = {k: given.pop(k) for k in ("text_embeds", "time_ids") if k in given}
         if added:
             given["added_cond_kwargs"] = added
+        if model.name == "unet-controlnet":
+            *down, middle = (given.pop(k) for k in [*given] if k.startswith("residual_"))
+            given["down_block_additional_residuals"] = down
+            given["mid_block_additional_residual"] = middle
         made = self._modules[model.name](**given)
+        if isinstance(made, ControlNetOutput):
+            return [t.numpy() for t in (*made.down_block_res_samples, made.mid_block_res_sample)]
         return [(made if isinstance(made, torch.Tensor) else made.sample).numpy()]
 
 
@@ -315,7 +391,8 @@ def xl() -> tuple[Any, Any, TorchSessions]:
     unet, vae = pipe.unet.eval(), pipe.vae.eval()
     graphs: Any = SimpleNamespace(graph=Path)
     sessions = TorchSessions(
-        **{"unet": unet, "vae-encoder": vae.encoder, "vae-decoder": vae.decoder}
+        **{"unet": unet, "unet-controlnet": unet},
+        **{"vae-encoder": vae.encoder, "vae-decoder": vae.decoder},
     )
     stand_in.unet = OrtUNet(full_config(UNet2DConditionModel, unet.config), graphs, sessions)
     stand_in.vae = ort_vae(vae.config, lambda _: graphs, sessions, vae.state_dict())
@@ -329,6 +406,132 @@ def test_unchanged_pipelines_of_sdxl_give_what_they_give_on_torch(xl: Any, mode:
     sessions.fed.clear()
     assert float((mode(stand_in) - mode(pipe)).abs().max()) < PARITY
     assert {"text_embeds", "time_ids"} <= sessions.fed
+
+
+@pytest.mark.parametrize("guess_mode", [False, True])
+def test_a_controlnet_of_sdxl_steers_as_on_torch(xl: Any, guess_mode: bool) -> None:
+    pipe, stand_in, _ = xl
+    # Its VAE halves once, and so does what looks at the picture.
+    controlnet = controlnet_like(pipe.unet, conditioning_embedding_out_channels=(8, 16))
+    graphs: Any = SimpleNamespace(graph=Path)
+    own = TorchSessions(controlnet=controlnet)
+    graph = OrtControlNet(full_config(ControlNetModel, controlnet.config), graphs, own)
+    steered = partial(controlled, guess_mode=guess_mode, controlnet_conditioning_scale=0.7)
+    expected = steered(pipe, controlnet)
+    assert float((steered(stand_in, graph) - expected).abs().max()) < PARITY
+    assert float((txt2img(pipe) - expected).abs().max()) > 1e-3
+    assert {"text_embeds", "time_ids", "controlnet_cond"} <= own.fed
+
+
+# -- ControlNet's arguments ----------------------------------------------------------------------
+
+
+def residuals(controlnet: Any, height: int = 8, width: int = 8, **more: Any) -> list[torch.Tensor]:
+    """What a ControlNet gives for two rows, the middle block's last."""
+    generator = torch.Generator().manual_seed(4)
+    given = {
+        "sample": torch.randn((2, 4, height, width), generator=generator),
+        "timestep": 321,
+        "encoder_hidden_states": torch.randn((2, 77, 128), generator=generator),
+        "controlnet_cond": torch.rand((2, 3, 8 * height, 8 * width), generator=generator),
+    }
+    with torch.inference_mode():
+        made = controlnet(**{**given, **more})
+    down, middle = made.to_tuple() if isinstance(made, ControlNetOutput) else made
+    return [*down, middle]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"height": 13, "width": 18},
+        {"height": 9, "width": 8, "return_dict": False},
+        {"timestep": 321.25},
+        {"timestep": torch.tensor([1.0, 800.0])},
+        {"conditioning_scale": 0.35},
+        {"conditioning_scale": 0.35, "guess_mode": True},
+        {"controlnet_cond": torch.ones(1, 3, 64, 64)},
+    ],
+    ids=lambda more: " ".join(more) or "plain",
+)
+def test_residuals_are_those_of_torch(
+    steering: ControlNetModel, steering_graph: OrtControlNet, more: dict[str, Any]
+) -> None:
+    expected, found = residuals(steering, **more), residuals(steering_graph, **more)
+    assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in expected]
+    for a, b in zip(found, expected, strict=True):
+        assert float((a - b).abs().max()) < 1e-5
+        assert float(b.std()) > 1e-3
+
+
+@pytest.mark.parametrize("guess_mode", [False, True])
+def test_channel_order_and_pooling_are_those_of_torch(
+    on_torch: TorchPipeline, tmp_path: Path, guess_mode: bool
+) -> None:
+    """Neither is in the graph: it is that of every ControlNet of this architecture."""
+    controlnet = controlnet_like(
+        on_torch._pipe.unet, controlnet_conditioning_channel_order="bgr"
+    )  # fmt: skip
+    controlnet.register_to_config(global_pool_conditions=True)
+    found = residuals(controlnet_graph(controlnet, tmp_path), guess_mode=guess_mode)
+    expected = residuals(controlnet, guess_mode=guess_mode)
+    assert {t.shape[2:] for t in expected} == {(1, 1)}
+    for a, b in zip(found, expected, strict=True):
+        assert float((a - b).abs().max()) < 1e-5
+
+
+def test_rows_one_at_a_time_are_the_same(
+    steering: ControlNetModel, tmp_path: Path, opened: list[str]
+) -> None:
+    graph = controlnet_graph(steering, tmp_path, rows=1)
+    for a, b in zip(residuals(graph), residuals(steering), strict=True):
+        assert float((a - b).abs().max()) < 1e-5
+    assert opened == ["controlnet 1 beside none"]
+
+
+def test_a_controlnet_in_half_precision_is_close(
+    steering: ControlNetModel, tmp_path: Path
+) -> None:  # fmt: skip
+    graph = controlnet_graph(steering, tmp_path, "float16")
+    assert (graph.dtype, graph.device) == (torch.float32, torch.device("cpu"))
+    for a, b in zip(residuals(graph), residuals(steering), strict=True):
+        assert a.dtype == torch.float32
+        assert float((a - b).abs().max()) < 5e-3 * max(1.0, float(b.abs().max()))
+
+
+def test_a_controlnet_is_read_once(steering: ControlNetModel, tmp_path: Path) -> None:
+    def refuse() -> dict[str, torch.Tensor]:
+        raise AssertionError("read again")
+
+    first = controlnet_graph(steering, tmp_path)
+    again = ort_controlnet(
+        steering.config, "float32", [tmp_path / "weights.safetensors"], tmp_path, refuse,
+        Sessions("directml-cpu", keep=1),
+    )  # fmt: skip
+    for a, b in zip(residuals(again), residuals(first), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"cross_attention_kwargs": {"scale": 0.5}, "class_labels": torch.ones(2)},
+            "graphs of the ControlNet take no class_labels, cross_attention_kwargs; the engines",
+        ),
+        (
+            {"controlnet_cond": torch.ones(2, 3, 64, 96)},
+            "picture for ControlNet is 96 x 64 pixels; it must be 64 x 64",
+        ),
+    ],
+    ids=["arguments", "size"],
+)
+def test_what_the_graph_of_a_controlnet_does_not_take_is_refused(
+    steering_graph: OrtControlNet, more: Any, said: str
+) -> None:
+    with pytest.raises(BadRequest, match=said):
+        residuals(steering_graph, **more)
 
 
 # -- the UNet's arguments ------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from accelerate import init_empty_weights
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from safetensors.torch import load_file
 
 from sdamd.backends import onnx_export
@@ -43,8 +43,13 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def config_of(folder: str, component: str) -> dict[str, Any]:
-    text = (ASSETS / folder / component / "config.json").read_text("utf-8")
-    config: dict[str, Any] = json.loads(text)
+    copies_unet = component == "controlnet"
+    file = ASSETS / folder / ("unet" if copies_unet else component) / "config.json"
+    config: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    if copies_unet:
+        with init_empty_weights():
+            unet = UNet2DConditionModel.from_config(config)
+            config = dict(ControlNetModel.from_unet(unet, load_weights_from_unet=False).config)
     return config
 
 
@@ -62,6 +67,10 @@ def config_of(folder: str, component: str) -> dict[str, Any]:
         ("configs/sd21", "unet", 9, "Stable Diffusion 2.x, UNet with 9 channels"),
         ("configs/sdxl", "unet", 4, "Stable Diffusion XL, UNet with 4 channels"),
         ("configs/sdxl", "unet", 9, "Stable Diffusion XL, UNet with 9 channels"),
+        ("tiny", "controlnet", 4, "embedded model, ControlNet"),
+        ("configs/sd15", "controlnet", 4, "Stable Diffusion 1.x, ControlNet"),
+        ("configs/sd21", "controlnet", 4, "Stable Diffusion 2.x, ControlNet"),
+        ("configs/sdxl", "controlnet", 4, "Stable Diffusion XL, ControlNet"),
         ("configs/sd15", "vae", 3, "Stable Diffusion 1.x, 2.x and XL, VAE"),
         ("configs/sd21", "vae", 3, "Stable Diffusion 1.x, 2.x and XL, VAE"),
         ("configs/sdxl", "vae", 3, "Stable Diffusion 1.x, 2.x and XL, VAE"),
@@ -72,6 +81,41 @@ def test_every_family_has_a_template(
 ) -> None:
     template = find_template(component, {**config_of(folder, component), "in_channels": channels})
     assert (template.title, template.component) == (title, component)
+
+
+PUBLISHED: Mapping[str, dict[str, Any]] = {
+    "Stable Diffusion 1.x, ControlNet": {
+        "attention_head_dim": 8,
+        "cross_attention_dim": 768,
+    },
+    "Stable Diffusion 2.x, ControlNet": {
+        "attention_head_dim": [5, 10, 20, 20],
+        "cross_attention_dim": 1024,
+        "use_linear_projection": True,
+    },
+    "Stable Diffusion XL, ControlNet": {
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "attention_head_dim": [5, 10, 20],
+        "block_out_channels": [320, 640, 1280],
+        "cross_attention_dim": 2048,
+        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+        "projection_class_embeddings_input_dim": 2816,
+        "transformer_layers_per_block": [1, 2, 10],
+        "upcast_attention": None,
+        "use_linear_projection": True,
+    },
+}
+"""What the config.json of published ControlNets sets to other than diffusers' defaults."""
+
+
+@pytest.mark.parametrize(("title", "config"), PUBLISHED.items())
+def test_published_controlnets_have_a_template(title: str, config: dict[str, Any]) -> None:
+    spelled = {"mid_block_scale_factor": 1, "num_attention_heads": None, "layers_per_block": 2}
+    template = find_template("controlnet", {**spelled, **config})
+    assert (template.title, template.component) == (title, "controlnet")
+    after = {"controlnet_conditioning_channel_order": "bgr", "global_pool_conditions": True}
+    assert find_template("controlnet", {**config, **after}) is template
 
 
 def test_a_template_is_named_by_its_architecture() -> None:
@@ -140,6 +184,11 @@ def test_what_changes_the_graph_changes_the_key(change: dict[str, Any]) -> None:
             "unet", "configs/sdxl", {"in_channels": 8, "use_linear_projection": False},
             "unlike Stable Diffusion XL, UNet with 4 channels, it has in_channels 8, "
             "use_linear_projection by default; known are: ",
+        ),
+        (
+            "controlnet", "configs/sd15", {"conditioning_channels": 6},
+            "unlike Stable Diffusion 1.x, ControlNet, it has conditioning_channels 6; known are: "
+            "Stable Diffusion 1.x, ControlNet; Stable Diffusion 2.x, ControlNet; ",
         ),
         (
             "vae", "configs/sd15", {"latent_channels": 16},

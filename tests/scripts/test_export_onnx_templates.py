@@ -3,7 +3,7 @@
 import csv
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
@@ -232,24 +232,28 @@ def test_no_arithmetic_on_shapes_is_left_once_sizes_are_fixed(
         assert not operators & {"Shape", "Gather", "Squeeze", "Expand", "Range", "ConstantOfShape"}
 
 
-def test_a_controlnet_gives_what_its_unet_takes() -> None:
-    """In the same order and of the same sizes; and it is asked with what the UNet is asked."""
-    by_title = {template.title: template for template in templates()}
-    pairs = [
-        (template, by_title.get(f"{family} with 4 channels") or by_title[family])
-        for title, template in by_title.items()
-        if template.component == "controlnet" and (family := title.replace("ControlNet", "UNet"))
+def spelled(values: Iterable[onnx.ValueInfoProto]) -> list[tuple[str, list[str | int]]]:
+    """Names and sizes."""
+    return [
+        (each.name, [size.dim_param or size.dim_value for size in each.type.tensor_type.shape.dim])
+        for each in values
     ]
-    assert len(pairs) == 4
-    for controlnet, unet in pairs:
-        steering = graph_of(controlnet, "controlnet", "float32").graph
-        steered = graph_of(unet, "unet-controlnet", "float32").graph
-        *conditions, picture = (value for value in steering.input)
-        assert [*conditions, *steering.output] == [*steered.input]
-        sizes = [size.dim_param or size.dim_value for size in picture.type.tensor_type.shape.dim]
-        assert (picture.name, sizes) == (
-            "controlnet_cond", ["batch", 3, "pixel_height", "pixel_width"],
-        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["embedded model", "Stable Diffusion 1.x", "Stable Diffusion 2.x", "Stable Diffusion XL"],
+)
+def test_a_controlnet_gives_what_its_unet_takes(family: str) -> None:
+    """In the same order and of the same sizes; and it is asked with what the UNet is asked."""
+    of_family = [template for template in templates() if template.title.startswith(family)]
+    (controlnet,) = (t for t in of_family if t.component == "controlnet")
+    unet = next(t for t in of_family if t.component == "unet" and "9" not in t.title)
+    steering = graph_of(controlnet, "controlnet", "float32").graph
+    steered = graph_of(unet, "unet-controlnet", "float32").graph
+    *conditions, picture = spelled(steering.input)
+    assert picture == ("controlnet_cond", ["batch", 3, "pixel_height", "pixel_width"])
+    assert [*conditions, *spelled(steering.output)] == spelled(steered.input)
 
 
 # -- drift -------------------------------------------------------------------------------------
