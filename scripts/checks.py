@@ -14,6 +14,8 @@ from sdamd.errors import SdamdError
 
 # The oracle of the scheduler tests. Without its dependencies, which would replace torch.
 K_DIFFUSION = "k-diffusion==0.1.1.post1"
+# A file's tests stay together, for what they share is made once.
+PROCESSES = ("-n", "2", "--dist", "loadfile")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -33,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
         say(note)
     install_oracle(python, environ)
     install_browser()
-    return run_all(checks(python, arguments), environ)
+    # Two processes share the cores; threads of torch beside them would only wait for each other.
+    return run_all(checks(python, arguments), {"OMP_NUM_THREADS": "1", **environ})
 
 
 def checks(python: Path, pytest_arguments: Sequence[str]) -> dict[str, list[str]]:
@@ -45,7 +48,7 @@ def checks(python: Path, pytest_arguments: Sequence[str]) -> dict[str, list[str]
         "ruff format": [*module, "ruff", "format", "--check"],
         "mypy": [*module, "mypy"],
         "lint-imports": [lint_imports],
-        "pytest": [*module, "pytest", *pytest_arguments],
+        "pytest": [*module, "pytest", *PROCESSES, *pytest_arguments],
     }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]  # its types are another package
+import yaml
 
 from sdamd.hardware.runtime import CPU_TORCH, PYTORCH_INDEX
 

@@ -266,18 +266,12 @@ def test_what_is_escaped_is_itself(text: str) -> None:
         lambda n: "(a:1.1)" * (n // 7),
     ],
 )
-def test_time_grows_with_the_length_and_no_faster(make: Callable[[int], str]) -> None:
-    """Ten times the text takes about ten times as long; by the square it would be a hundred."""
-
-    def seconds(text: str) -> float:
-        taken = []
-        for _ in range(3):
-            start = time.process_time()
-            parse_weights(text)
-            schedule(text, 3)
-            subprompts(text)
-            extra_networks(text)
-            taken.append(time.process_time() - start)
-        return min(taken)
-
-    assert seconds(make(100_000)) < 40 * seconds(make(10_000)) + 0.1
+def test_a_hostile_text_is_read_at_once(make: Callable[[int], str]) -> None:
+    """A tenth of a second or so; with the square of its length it would take minutes."""
+    text = make(100_000)
+    start = time.process_time()
+    parse_weights(text)
+    schedule(text, 3)
+    subprompts(text)
+    extra_networks(text)
+    assert time.process_time() - start < 8

@@ -136,7 +136,7 @@ class Desk:
 
 def test_a_prompt_becomes_a_picture(server: Server, browser: Browser, home: Path) -> None:
     """C16, E25, F10: big seeds, /tmp/gradio of somebody else, prompts shown as HTML."""
-    prompt = "mountains by the sea <img src=x onerror=alert(1)> <lora:x:0.75>"
+    prompt = "mountains by the sea <img src=x onerror=alert(1)> <b>bold</b>"
     desk = Desk(browser, server.address)
     generate = desk.page.get_by_role("button", name="Generate")
 
