@@ -25,7 +25,7 @@ from sdamd.hardware.runtime import Engine, choose_build
 from sdamd.models import EMBEDDED
 from sdamd.plan import make_plan
 from sdamd.render import Failed, Started, Step
-from sdamd.request import Job, Request, limits_of
+from sdamd.request import Job, Request, buckets, limits_of
 from sdamd.scheduler import SAMPLERS, Schedule
 from sdamd.settings import Settings
 from sdamd.studio import Saved
@@ -298,6 +298,14 @@ def test_the_architectures_have_the_defaults_that_are_told(name: str) -> None:
         ]
         for family in FAMILIES.values()
     ]
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_the_sizes_that_are_offered_are_told(name: str) -> None:
+    told = [tuple(row) for row in table_with(name, "1024 x 1024")]
+    sizes = [buckets(f.width, f.height) for f in FAMILIES.values() if f.name != "tiny"]
+    written = [[f"{width} x {height}" for width, height in offered] for offered in sizes]
+    assert sorted(told) == sorted({(native, ", ".join(others)) for native, *others in written})
 
 
 @pytest.mark.parametrize("name", READMES)
