@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -233,7 +234,8 @@ def test_a_recording_without_torch_is_judged_with_this_pythons() -> None:
     if finding is not None:
         assert finding.severity is Severity.WARNING
         assert finding.reading.startswith(f"torch {torch.version} in {sys.executable} is built")
-        assert finding.fix.startswith(f"{sys.executable} -m pip install --force-reinstall")
+        python = shlex.quote(sys.executable)
+        assert finding.fix.startswith(f"{python} -m pip install --force-reinstall")
 
 
 def test_wsl_and_windows_have_no_rungs_for_kfd_and_rights(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ NATIVE = {
 def test_rocm_can_be_chosen_on_windows(machine: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = dry_run(capsys, machine, "--device", "rocm")
     (torch,) = (line.split() for line in lines if "--index-url" in line)
-    assert torch[4:7] == ["--index-url", AMD_INDEX, NATIVE[machine]]
+    at = torch.index("--index-url")
+    assert torch[at : at + 3] == ["--index-url", AMD_INDEX, NATIVE[machine]]
     # Else sdamd's own choice would be DirectML, under a torch that was installed for ROCm.
     assert "set SDAMD_DEVICE=rocm" in lines
     assert not any("HSA_OVERRIDE" in line for line in lines)
