@@ -1,6 +1,6 @@
 """From requests to jobs: every seed drawn, every default filled in."""
 
-import secrets
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from sdamd.prompt import extra_networks
 from sdamd.request import SEED_MAX, Job, Request
 from sdamd.scheduler import resolve
 
-DRAWN_SEED_MAX = 2**32 - 1
+DRAWN_SEED_MAX = 2**32 - 1  # four bytes
 """Drawn seeds stay below it, so that tools with 32-bit seeds can use them too."""
 
 
@@ -28,7 +28,7 @@ def expand(request: Request, family: Family) -> Iterator[Job]:
         raise BadRequest(*problems, *error.problems) from error
     if problems:
         raise BadRequest(*problems)
-    first = secrets.randbelow(DRAWN_SEED_MAX + 1) if request.seed is None else request.seed
+    first = int.from_bytes(os.urandom(4)) if request.seed is None else request.seed
     default = family.defaults
     job = Job(
         index=0,

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from importlib.util import find_spec
 from itertools import product
 
 from sdamd import vram
@@ -274,8 +273,11 @@ def _attention(
     if asked is Attention.AUTO:
         return row.attention, row.vae_attention, tuple(attention_of(gpu))
     package = {Attention.XFORMERS: "xformers", Attention.FLASH: "flash_attn"}.get(asked)
-    if package and find_spec(package) is None:
-        raise BadRequest(f"attention is {asked}, but {package} is not installed; {_OTHERS}")
+    if package:
+        from importlib.util import find_spec  # noqa: PLC0415  # rarely asked, slow to load
+
+        if find_spec(package) is None:
+            raise BadRequest(f"attention is {asked}, but {package} is not installed; {_OTHERS}")
     return str(asked), row.vae_attention, (f"attention {asked}, as you asked",)
 
 

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -110,6 +109,9 @@ def for_device(cache: Path, gpu: Gpu | None, engine: Engine, family: str) -> Tun
 
 def torch_version() -> str:
     """The installed torch with its local part, such as 2.9.1+rocm6.4, without importing it."""
+    # It reads packages as mails, and loads all that this takes.
+    from importlib import metadata  # noqa: PLC0415
+
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
