@@ -14,8 +14,22 @@ from PIL import Image
 from sdamd.backends.backend import Watch
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadCheckpoint, BadImage, OutOfVram, SdamdError, Stopped
-from sdamd.plan import Plan
+from sdamd.plan import Plan, Stages
 from sdamd.request import Job
+
+A_PLAN = Plan(
+    device="cpu",
+    dtype="float32",
+    vae_dtype="float32",
+    batch=1,
+    vae_tile=0,
+    attention="fused",
+    offload="none",
+    stages=Stages(text=0, denoise=0, decode=0),
+    budget_bytes=None,
+    reasons=(),
+)
+"""The plainest way on the CPU; tests replace what they are about."""
 
 
 class Fault(StrEnum):

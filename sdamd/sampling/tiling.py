@@ -17,12 +17,12 @@ def decode(vae: Any, latents: torch.Tensor, *, tile: int) -> torch.Tensor:
     searches its kernels anew for every shape. Tiles are evenly spread, and cross over linearly in
     all that they share: a VAE sees too far for tiles that only touch.
     """
-    side = tile // vae_factor(vae)
+    factor = vae_factor(vae)
+    side = tile // factor
     pictures, _, height, width = latents.shape
     rows, columns = (
         tiles.cut(length, tile=side, context=side // OVERLAP) for length in (height, width)
     )
-    factor = vae_factor(vae)
     made = torch.zeros(
         (pictures, 3, height * factor, width * factor), device=latents.device, dtype=torch.float32
     )

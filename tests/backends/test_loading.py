@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from sdamd.backends.loading import (
 )
 from sdamd.checkpoint import FAMILIES, V_PREDICTION, identify
 from sdamd.errors import BadCheckpoint
-from sdamd.plan import Plan, Stages
+from sdamd.plan import Plan
+from tests.fakes import A_PLAN
 
 HEADERS = Path(__file__).parents[1] / "data" / "headers"
 CPU = torch.device("cpu")
@@ -40,18 +42,7 @@ Row = tuple[str, str, list[int]]
 
 
 def plan(dtype: str = "float32", vae_dtype: str | None = None) -> Plan:
-    return Plan(
-        device="cpu",
-        dtype=dtype,
-        vae_dtype=vae_dtype or dtype,
-        batch=1,
-        vae_tile=0,
-        attention="fused",
-        offload="none",
-        stages=Stages(text=0, denoise=0, decode=0),
-        budget_bytes=None,
-        reasons=(),
-    )
+    return replace(A_PLAN, dtype=dtype, vae_dtype=vae_dtype or dtype)
 
 
 @pytest.fixture(autouse=True)

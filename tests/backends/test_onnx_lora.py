@@ -17,22 +17,11 @@ from sdamd.backends.directml import DirectMLBackend, DirectMLPipeline
 from sdamd.backends.loading import load_components, load_weights
 from sdamd.backends.onnx_lora import Change, Lora
 from sdamd.errors import BadCheckpoint
-from sdamd.plan import Plan, Stages
+from tests.fakes import A_PLAN
 
 EMBEDDED = models.find("", Path("/nowhere"))
 CPU = torch.device("cpu")
-PLAN = Plan(
-    device="directml-cpu",
-    dtype="float32",
-    vae_dtype="float32",
-    batch=1,
-    vae_tile=0,
-    attention="fused",
-    offload="none",
-    stages=Stages(text=0, denoise=0, decode=0),
-    budget_bytes=None,
-    reasons=(),
-)
+PLAN = replace(A_PLAN, device="directml-cpu")
 BLOCK = "down_blocks.1.attentions.0.transformer_blocks.0"
 UNET = (
     f"{BLOCK}.attn1.to_q",

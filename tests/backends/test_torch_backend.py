@@ -16,36 +16,23 @@ from sdamd.backends.attention import Processor
 from sdamd.backends.torch_backend import TorchBackend, TorchPipeline, device_of, translated
 from sdamd.errors import HardwareError, OutOfVram
 from sdamd.hardware.kernel_cache import claim
-from sdamd.plan import Plan, Stages
 from sdamd.request import Job
-
-PLAN = Plan(
-    device="cpu",
-    dtype="float32",
-    vae_dtype="float32",
-    batch=1,
-    vae_tile=0,
-    attention="fused",
-    offload="none",
-    stages=Stages(text=0, denoise=0, decode=0),
-    budget_bytes=None,
-    reasons=(),
-)
+from tests.fakes import A_PLAN
 
 
 def test_the_plan_names_the_device() -> None:
-    assert device_of(PLAN) == torch.device("cpu")
+    assert device_of(A_PLAN) == torch.device("cpu")
 
 
 def test_a_gpu_that_torch_does_not_see_is_an_error_and_never_the_cpu() -> None:
     beyond = torch.cuda.device_count()
     with pytest.raises(HardwareError, match=f"sees {beyond} GPUs"):
-        device_of(replace(PLAN, device=f"cuda:{beyond}"))
+        device_of(replace(A_PLAN, device=f"cuda:{beyond}"))
 
 
 def test_an_unknown_device_says_what_is_allowed() -> None:
     with pytest.raises(HardwareError, match="device is 'gpu'; allowed are cpu, cuda and cuda:N"):
-        device_of(replace(PLAN, device="gpu"))
+        device_of(replace(A_PLAN, device="gpu"))
 
 
 @pytest.mark.parametrize(
@@ -62,27 +49,27 @@ def test_errors_of_torch_get_names_of_sdamd(
     raised: Exception, expected: type[Exception], said: str
 ) -> None:
     """C18 and E-series: what the driver says comes in one line, without a traceback."""
-    with pytest.raises(expected, match=said) as caught, translated(PLAN):
+    with pytest.raises(expected, match=said) as caught, translated(A_PLAN):
         raise raised
     assert type(caught.value) is expected
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_the_cpu_running_out_of_memory_is_told_as_that() -> None:
-    with pytest.raises(OutOfVram, match="cpu ran out of memory: "), translated(PLAN):
+    with pytest.raises(OutOfVram, match="cpu ran out of memory: "), translated(A_PLAN):
         torch.empty(2**50)
 
 
 def test_loading_leaves_no_lock_between_processes() -> None:
     """A semaphore of tqdm's outlived the worker, and Python warned of it at the end."""
-    pipeline = TorchBackend().load(models.find("", Path("/nowhere")), PLAN)
+    pipeline = TorchBackend().load(models.find("", Path("/nowhere")), A_PLAN)
     assert not isinstance(tqdm.get_lock(), TqdmDefaultWriteLock)
     assert pipeline.device == torch.device("cpu")
 
 
 @pytest.fixture
 def pipeline() -> TorchPipeline:
-    return TorchBackend().load(models.find("", Path("/nowhere")), PLAN)
+    return TorchBackend().load(models.find("", Path("/nowhere")), A_PLAN)
 
 
 def processors(model: Any) -> set[type]:
@@ -98,7 +85,7 @@ def test_the_plan_says_how_unet_and_vae_attend_and_the_text_encoder_stays(
     for unet, vae in (
         ("fused", "fused"), ("chunked", "chunked"), ("sliced", "chunked"), ("fused", "chunked"),
     ):  # fmt: skip
-        plan = replace(PLAN, attention=unet, vae_attention=vae, block_bytes=2**16)
+        plan = replace(A_PLAN, attention=unet, vae_attention=vae, block_bytes=2**16)
         (made,) = pipeline.sample([replace(job, steps=1)], plan, lambda *_: False)
         assert isinstance(made, Image)
         pictures[unet, vae] = np.asarray(made, np.int16)
@@ -115,7 +102,7 @@ def test_channels_last_is_a_layout_and_no_other_picture(pipeline: TorchPipeline,
     made = []
     weights = pipeline._pipe.unet.conv_in.weight
     for last in (False, True, False):
-        plan = replace(PLAN, channels_last=last)
+        plan = replace(A_PLAN, channels_last=last)
         (picture,) = pipeline.sample([replace(job, steps=1)], plan, lambda *_: False)
         assert isinstance(picture, Image)
         made.append(np.asarray(picture, np.int16))
@@ -142,7 +129,7 @@ def test_miopen_is_as_planned_in_the_vae_alone_and_never_searches_everything(
             return forward(*parts, **asked)
 
         monkeypatch.setattr(model, "forward", noting)
-    plan = replace(PLAN, miopen=miopen)
+    plan = replace(A_PLAN, miopen=miopen)
     pipeline.sample([replace(job, steps=1)], plan, lambda *_: False)
     assert seen == {"unet": (True, False), "vae": (miopen, False)}
     assert torch.backends.cudnn.enabled
@@ -150,7 +137,7 @@ def test_miopen_is_as_planned_in_the_vae_alone_and_never_searches_everything(
 
 def test_loading_turns_the_exhaustive_search_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    TorchBackend().load(models.find("", Path("/nowhere")), PLAN)
+    TorchBackend().load(models.find("", Path("/nowhere")), A_PLAN)
     assert torch.backends.cudnn.benchmark is False
 
 
@@ -161,7 +148,7 @@ def test_a_torch_without_the_kernels_attends_in_blocks_and_says_so(
 ) -> None:  # fmt: skip
     """B12: without AOTriton's images torch falls back in silence and holds all scores."""
     monkeypatch.setattr(torch_backend, "has_fused_kernel", lambda device, dtype: False)
-    pipeline.sample([replace(job, steps=1)], PLAN, lambda *_: False)
+    pipeline.sample([replace(job, steps=1)], A_PLAN, lambda *_: False)
     assert processors(pipeline._pipe.unet) == {Processor}
     (said,) = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert said == "this torch has no fused attention for the card; attending in blocks"
@@ -194,7 +181,7 @@ def test_the_first_run_of_each_shape_is_announced_on_rocm(
     def announced(**changed: Any) -> int:
         caplog.clear()
         one = replace(job, steps=1, **changed)
-        pipeline.sample([one], PLAN, lambda *_: False)
+        pipeline.sample([one], A_PLAN, lambda *_: False)
         return sum("the first run at" in record.message for record in caplog.records)
 
     assert announced() == 0  # no ROCm, nothing to look for
