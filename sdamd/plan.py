@@ -56,16 +56,22 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """Peak bytes on the device while each stage runs, weights included."""
+    """Peak bytes on the device while each stage runs, weights included; 0 for one that is not.
+
+    `encode` is of an init image by the VAE, `hires` of the second denoising pass.
+    """
 
     text: int
     denoise: int
     decode: int
+    encode: int = 0
+    hires: int = 0
+    upscale: int = 0
 
     @property
     def peak(self) -> int:
         """The highest of them."""
-        return max(self.text, self.denoise, self.decode)
+        return max(asdict(self).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +85,14 @@ class Plan:
     `sliced`, `xformers`, `flash`, or `math` for all scores at once; `vae_attention` is `fused` or
     `chunked`. `miopen` is whether the VAE's convolutions go through it, `channels_last` the layout
     of all convolutions.
-    `offload` is `none` or `model` (parts wait in RAM until their turn). `budget_bytes` is None on
-    the CPU, and where nobody knows the size of the memory.
+    `offload` is `none`, `model` (parts wait in RAM until their turn) or `stream` (layers do, but
+    for `resident_bytes` of the UNet's). `passes` is in how many calls the UNet does one step, whose
+    samples are two for each picture with guidance; `feed_forward_chunks` in how many pieces its
+    feed-forward layers take the tokens. `vae_bands` is how many rows of pixels the VAE's
+    convolutions make at a time; 0 is all. `storage` is the type in which the UNet's weights are
+    kept; empty is `dtype`. `denoise_tile` is the side in pixels of the tiles in which the UNet
+    sees a picture, 0 the whole: the one choice that changes what is in the picture.
+    `budget_bytes` is None on the CPU, and where nobody knows the size of the memory.
     """
 
     device: str
@@ -97,6 +109,12 @@ class Plan:
     block_bytes: int = BLOCK_BYTES
     miopen: bool = True
     channels_last: bool = False
+    passes: int = 1
+    feed_forward_chunks: int = 1
+    vae_bands: int = 0
+    resident_bytes: int = 0
+    storage: str = ""
+    denoise_tile: int = 0
 
     @property
     def verdict(self) -> Verdict:
@@ -122,7 +140,7 @@ class Plan:
                 "channels_last": self.channels_last,
                 "offload": self.offload,
                 "vae_tile": self.vae_tile,
-                "denoise_tile": 0,
+                "denoise_tile": self.denoise_tile,
                 "batch": self.batch,
             },
             "reasons": list(self.reasons),
