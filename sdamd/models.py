@@ -71,6 +71,30 @@ def find(name: str, folder: Path, fetch: Fetch | None = None) -> Checkpoint:
     raise UserError(unknown(name, list(names), "checkpoint") if names else _none(name, folder))
 
 
+def find_needed(name: str, digest: str, url: str, folder: Path, cache: Path) -> str:
+    """The name under which a request finds a checkpoint that a preset needs.
+
+    `digest` is its sha256 or empty, `url` where people get it, or empty. Nothing is downloaded.
+
+    Raises:
+        UserError: it is not there, or is another file of the same name.
+    """
+    names = model_paths(folder)
+    found = _lookup(Path(name).stem if name.endswith(".safetensors") else name, names)
+    others = []
+    for there in found:
+        has = sha256(names[there], cache) if digest else ""
+        if has == digest:
+            return there
+        others.append(f"{there} is another file (sha256 {has[:10] or 'of a folder'})")
+    said = f"; {'; '.join(others)}" if others else f"; it is not in {folder}"
+    where = f"; people get it from {url}" if url else ""
+    wanted = f" (sha256 {digest[:10]})" if digest else ""
+    raise UserError(
+        f"the preset needs the checkpoint {name!r}{wanted}{said}{where}; --checkpoint takes another"
+    )
+
+
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """Identify every model in `folder`; files that are no checkpoint are left out, and logged."""
     checkpoints = []
