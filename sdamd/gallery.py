@@ -25,9 +25,11 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from PIL import ImageStat
 from PIL.Image import Image
@@ -35,16 +37,9 @@ from PIL.PngImagePlugin import PngInfo
 
 from sdamd.errors import BadMetadata, StorageError
 from sdamd.filename import NAME_BYTES, Pattern, token_values
-from sdamd.metadata import (
-    JSON_KEY,
-    PARAMETERS_KEY,
-    TEXT_MAX_BYTES,
-    Record,
-    from_json,
-    request_from_texts,
-    to_json,
-    to_parameters,
-)
+from sdamd.interchange import container, records
+from sdamd.interchange.reading import Reading
+from sdamd.metadata import JSON_KEY, PARAMETERS_KEY, Record, from_json, to_json, to_parameters
 from sdamd.request import Request
 
 if sys.platform == "win32":
@@ -60,12 +55,11 @@ _EXTENSION = ".png"
 # the time of Pillow's default 6 for 2 % more bytes; on noisy ones the two are the same.
 _COMPRESS_LEVEL = 4
 
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_OTHER_SIGNATURES = {b"\xff\xd8\xff": "a JPEG", b"RIFF": "a WebP", b"GIF8": "a GIF"}
+JOB_KEY = "sdamd:job"
+"""The text that holds the id of a queue's job; no two files have the same."""
 
-# A chunk's text may be compressed; what it grows to is limited by TEXT_MAX_BYTES.
-_CHUNK_MAX_BYTES = 2 * TEXT_MAX_BYTES
-_TEXTS_MAX_BYTES = 8 * TEXT_MAX_BYTES
+_HEADER_BYTES = 33  # signature and IHDR, which every PNG begins with
+_JOB_ID_BYTES = 64
 
 _LOCK_NAME = ".sdamd-number"
 _LOCK_SECONDS = 10.0
@@ -110,6 +104,19 @@ _UNSUPPORTED = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """The number of a picture, and the last one of those that it shares its numbering with."""
+
+    number: int
+    last: int
+
+
+Numbers: TypeAlias = Callable[[Path, int], Number]
+"""Asked with a picture's folder and the first number that is free there, while nobody else saves
+into it: the pictures of a batch keep the order of the batch whatever order they are saved in."""
+
+
 def encode(image: Image, record: Record) -> bytes:
     """Write a picture as PNG with its record in two texts, our JSON and `parameters`.
 
@@ -123,6 +130,50 @@ def encode(image: Image, record: Record) -> bytes:
     file = io.BytesIO()
     image.save(file, "PNG", pnginfo=texts, compress_level=_COMPRESS_LEVEL)
     return file.getvalue()
+
+
+def with_job_id(png: bytes, job_id: str) -> bytes:
+    """Write the id of a queue's job into a PNG, as its first text, where it is found at once."""
+    chunk = b"tEXt" + JOB_KEY.encode("latin-1") + b"\0" + job_id.encode("ascii")
+    length, checksum = len(chunk) - 4, zlib.crc32(chunk)
+    text = length.to_bytes(4) + chunk + checksum.to_bytes(4)
+    return png[:_HEADER_BYTES] + text + png[_HEADER_BYTES:]
+
+
+def job_ids(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Every picture of a queue's job in a folder and those below it, with the job's id.
+
+    Nothing but the first bytes of each file is read. What killed processes left half-written goes.
+
+    Raises:
+        StorageError: a folder cannot be read.
+    """
+    start = b"tEXt" + JOB_KEY.encode("latin-1") + b"\0"
+    try:
+        for path, _, names in os.walk(folder, onerror=_raise):
+            place = Path(path)
+            if _LOCK_NAME in names:
+                with _locked(place) as lock:
+                    if lock:
+                        _remove_leftovers(place)
+            for name in sorted(names):
+                if not name.endswith(_EXTENSION) or name.startswith(_TEMPORARY):
+                    continue
+                try:
+                    with (place / name).open("rb") as file:
+                        head = file.read(_HEADER_BYTES + 4 + len(start) + _JOB_ID_BYTES)
+                except FileNotFoundError:
+                    continue  # somebody has just taken it away
+                length = int.from_bytes(head[_HEADER_BYTES : _HEADER_BYTES + 4])
+                text = head[_HEADER_BYTES + 4 :][: length + 4]
+                if text.startswith(start):
+                    yield place / name, text[len(start) :].decode("latin-1")
+    except OSError as error:
+        raise _storage_error(error, f"{error.filename or folder} cannot be read") from error
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def check_image(image: Image) -> str | None:
@@ -157,33 +208,49 @@ def read_record(path: Path) -> Record:
         raise BadMetadata(f"{path}: {error}") from error
 
 
-def request_from_png(path: Path) -> Request:
-    """The request that makes a picture again, from our record or else its `parameters` text.
+def read(path: Path) -> Reading:
+    """Read the record in a picture of any tool, or in a text file beside one.
+
+    Our own record is exact; what is not understood of another tool's is told in the reading.
 
     Raises:
-        BadMetadata: no PNG, a damaged one, or one whose record cannot be read.
+        BadMetadata: it is no picture, a damaged one, or one without a record that can be read.
         StorageError: the file cannot be read.
     """
     texts = read_texts(path)
     try:
-        return request_from_texts(texts)
+        return records.read(texts)
+    except BadMetadata as error:
+        raise BadMetadata(f"{path}: {error}") from error
+
+
+def request_from_png(path: Path) -> Request:
+    """The request that makes a picture again, whichever tool and kind of file it is of.
+
+    Raises:
+        BadMetadata: as `read` does, or a value in the record is malformed or out of its range.
+        StorageError: the file cannot be read.
+    """
+    reading = read(path)
+    try:
+        return reading.request()
     except BadMetadata as error:
         raise BadMetadata(f"{path}: {error}") from error
 
 
 def read_texts(path: Path) -> dict[str, str]:
-    """Read the texts of a PNG, before or after its pixels; the pixels are not decoded.
+    """Read the texts of a picture; its pixels are decoded only where a PNG has no record else.
 
     So it takes no memory for the picture, however large its header says that it is.
 
     Raises:
-        BadMetadata: no PNG, cut short, or a text is damaged or too large.
+        BadMetadata: it is neither picture nor text, cut short, or a text is damaged or too large.
         StorageError: the file cannot be read.
     """
     failed = f"{path} cannot be read"
     _check_path(path, failed)
     try:
-        return _read_texts(path)
+        return container.read_texts(path)
     except OSError as error:
         raise _storage_error(error, failed, missing="there is no such file") from error
     except BadMetadata as error:
@@ -225,13 +292,14 @@ def save(
     pattern: str,
     record: Record,
     *,
+    numbers: Numbers | None = None,
     now: Callable[[], datetime] = datetime.now,
 ) -> Path:
     """Save a picture under the name that `pattern` gives it, and return its path.
 
     The file is there whole and on the disk, or not at all; no file is ever replaced. `now` is
     asked when the name is made, not when the picture was asked for. Folders that the pattern
-    names are made.
+    names are made. Without `numbers` the picture gets the next number of its folder.
 
     Raises:
         BadRequest: the pattern is wrong.
@@ -244,7 +312,7 @@ def save(
         values = token_values(record.job, checkpoint=record.checkpoint_name, number=0, now=now())
         target = _subfolder(folder, parsed.folder_names(values))
         with _locked(target) as lock, _temporary(target, png) as temporary:
-            path = _publish(temporary, target, parsed, record, lock, now)
+            path = _publish(temporary, target, parsed, record, lock, numbers, now)
         _sync_folder(target)
     except OSError as error:
         raise _storage_error(error, failed) from error
@@ -257,30 +325,54 @@ def _publish(
     pattern: Pattern,
     record: Record,
     lock: BinaryIO | None,
+    numbers: Numbers | None,
     now: Callable[[], datetime],
 ) -> Path:
-    """Give the finished file its name: the first free one, from the folder's next number on."""
+    """Give the finished file its name: the first free one of those that it may have."""
     names = {entry.name for entry in os.scandir(target)}
     budget = _name_budget(target) - len(_EXTENSION)
     stems = (name.removesuffix(_EXTENSION) for name in names if name.endswith(_EXTENSION))
-    number = max(_remembered(lock), pattern.highest_number(stems))
-    while True:
-        number += 1
+    free = max(_remembered(lock), pattern.highest_number(stems)) + 1
+    given = None if numbers is None else numbers(target, free)
+
+    def stem(number: int, suffix: str = "") -> str:
         values = token_values(
             record.job, checkpoint=record.checkpoint_name, number=number, now=now()
         )
-        name = pattern.stem(values, budget=budget) + _EXTENSION
-        if name in names and f"{number:05d}" not in name:
-            # The next number would not make another name of it.
-            name = pattern.stem(values, suffix=f"-{number:05d}", budget=budget) + _EXTENSION
+        return pattern.stem(values, suffix=suffix, budget=budget)
+
+    tries = _by_next_number(stem, free) if given is None else _by_own_number(stem, given.number)
+    for number, one in tries:
+        name = one + _EXTENSION
         if name not in names:
             try:
                 _move_to_new(temporary, target / name)
             except FileExistsError:
                 names.add(name)  # of a process that saves without the lock, or in other case
             else:
-                _remember(lock, number)
+                _remember(lock, max(number, free - 1, 0 if given is None else given.last))
                 return target / name
+    raise AssertionError  # the names do not end
+
+
+def _by_next_number(stem: Callable[..., str], free: int) -> Iterator[tuple[int, str]]:
+    """The stems that a picture may have whose number is the first that makes a free name."""
+    for number in count(free):
+        name = stem(number)
+        yield number, name
+        if f"{number:05d}" not in name:
+            # The next number would not make another name of it.
+            yield number, stem(number, f"-{number:05d}")
+
+
+def _by_own_number(stem: Callable[..., str], number: int) -> Iterator[tuple[int, str]]:
+    """The stems that a picture may have whose number is given."""
+    name = stem(number)
+    yield number, name
+    if f"{number:05d}" not in name:
+        yield number, stem(number, f"-{number:05d}")
+    for again in count(2):
+        yield number, stem(number, f"-{again}")
 
 
 def _move_to_new(temporary: Path, path: Path) -> None:
@@ -508,76 +600,3 @@ def _storage_error(
         return StorageError(f"{failed}: {missing}")
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
     return StorageError(f"{failed}: {reason}")
-
-
-def _read_texts(path: Path) -> dict[str, str]:
-    """Read the text chunks of a PNG.
-
-    Raises:
-        OSError: the file cannot be read.
-        BadMetadata: with a sentence that goes on from the file's name.
-    """
-    if path.exists() and not path.is_file():
-        raise BadMetadata("is not a file")
-    with path.open("rb") as file:
-        size = file.seek(0, io.SEEK_END)
-        file.seek(0)
-        start = file.read(len(_SIGNATURE))
-        if start != _SIGNATURE:
-            others = (name for mark, name in _OTHER_SIGNATURES.items() if start.startswith(mark))
-            raise BadMetadata(f"is {next(others, 'no PNG')} picture; only PNG files are read")
-        chunks = _text_chunks(file, size)
-        return dict(_read_text(kind, data) for kind, data in chunks)
-
-
-def _text_chunks(file: BinaryIO, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the kind and the data of each text chunk; the other chunks are passed over."""
-    total = 0
-    while True:
-        header = file.read(8)
-        length, kind = int.from_bytes(header[:4]), header[4:]
-        end = file.tell() + length + 4
-        if len(header) < 8 or end > size:
-            raise BadMetadata(f"is cut short or damaged: it ends early, at {size} bytes")
-        if kind == b"IEND":
-            return
-        if kind in (b"tEXt", b"zTXt", b"iTXt"):
-            total += length
-            if length > _CHUNK_MAX_BYTES or total > _TEXTS_MAX_BYTES:
-                raise BadMetadata(f"holds a record that is too large: {total} bytes")
-            data = file.read(length)
-            if int.from_bytes(file.read(4)) != zlib.crc32(kind + data):
-                raise BadMetadata("is damaged: the checksum of its record is wrong")
-            yield kind, data
-        file.seek(end)
-
-
-def _read_text(kind: bytes, data: bytes) -> tuple[str, str]:
-    """Read one text chunk: its key and its text.
-
-    Source: Portable Network Graphics (W3C, third edition), 11.3.3 Textual information.
-    """
-    key, _, rest = data.partition(b"\0")
-    if kind == b"tEXt":
-        return key.decode("latin-1"), rest.decode("latin-1")
-    if kind == b"zTXt":
-        return key.decode("latin-1"), _inflated(rest[1:]).decode("latin-1")
-    is_compressed = rest[:1] == b"\1"
-    # After the two flags: the language, the key in that language, the text.
-    _, _, text = rest[2:].partition(b"\0")[2].partition(b"\0")
-    return key.decode("latin-1"), (_inflated(text) if is_compressed else text).decode(
-        "utf-8", "replace"
-    )
-
-
-def _inflated(data: bytes) -> bytes:
-    unpacker = zlib.decompressobj()
-    try:
-        text = unpacker.decompress(data, TEXT_MAX_BYTES + 1)
-    except zlib.error as error:
-        raise BadMetadata(f"is damaged: its record cannot be unpacked ({error})") from error
-    if len(text) > TEXT_MAX_BYTES:
-        raise BadMetadata(
-            f"holds a record that is too large: over {TEXT_MAX_BYTES} bytes when unpacked"
-        )
-    return text

@@ -1,21 +1,20 @@
 """What a picture's file says about how it was made: our JSON, and the `parameters` text.
 
 The JSON (`to_json`, `from_json`) is exact and is what sdamd itself reads. The `parameters` text
-(`to_parameters`, `from_parameters`) is the form that other tools and picture sites read; it has
+(`to_parameters`, `split_parameters`) is the form that other tools and picture sites read; it has
 no way to tell a prompt's own line `Negative prompt: x` from the start of the negative prompt, so
-it is exact for all but such prompts. Nothing here touches a file.
+it is exact for all but such prompts. What its settings mean is in `interchange.parameters`.
+Nothing here touches a file.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import NoReturn
+from dataclasses import MISSING, dataclass, fields
+from typing import NoReturn, TypeAlias
 
 from sdamd import scheduler
 from sdamd.errors import BadMetadata, BadRequest
-from sdamd.request import Job, Request
-from sdamd.scheduler import Schedule
+from sdamd.request import HiresUpscaler, Job, MaskFill, MaskMode, Request
 
 SCHEMA = 1
 """Of the JSON. A higher one is refused; a field that a schema-1 record lacks has its default."""
@@ -30,7 +29,8 @@ Source: `PIL.PngImagePlugin.MAX_TEXT_CHUNK`, above which Pillow refuses compress
 (python-pillow/Pillow#8363). Two prompts of 64 KiB take at most 768 KiB as escaped JSON.
 """
 
-_EMBEDDED = "embedded"
+EMBEDDED = "embedded"
+"""What the embedded model is called in a record; its name in a request is empty."""
 
 # Our sampler names are those of A1111 but for this one; both are read.
 _SAMPLER_OF = {"PNDM": "PLMS"}
@@ -40,16 +40,23 @@ _SAMPLER_OF = {"PNDM": "PLMS"}
 # never written for them.
 _WITHOUT_SCHEDULE = frozenset({"DDIM", "DDPM", "PLMS", "UniPC"})
 
-_OTHER_TOOLS = {
-    "invokeai_metadata": "InvokeAI",
-    "sd-metadata": "InvokeAI",
-    "fooocus_scheme": "Fooocus",
-    "workflow": "ComfyUI",
-    "prompt": "ComfyUI",
-}
-"""Text keys that tell which tool wrote a picture's record, most telling first."""
-
 _NEGATIVE = "Negative prompt:"
+
+# What A1111 calls these choices; our network is the same as the one of this name.
+HIRES_UPSCALERS = {
+    HiresUpscaler.NETWORK: "R-ESRGAN AnimeVideo",
+    HiresUpscaler.LANCZOS: "Lanczos",
+    HiresUpscaler.LATENT: "Latent",
+    HiresUpscaler.LATENT_BICUBIC: "Latent (bicubic)",
+    HiresUpscaler.LATENT_NEAREST: "Latent (nearest-exact)",
+}
+MASK_MODES = {MaskMode.WHITE: "Inpaint masked", MaskMode.BLACK: "Inpaint not masked"}
+MASK_FILLS = {
+    MaskFill.ORIGINAL: "original",
+    MaskFill.FILL: "fill",
+    MaskFill.NOISE: "latent noise",
+    MaskFill.ZERO: "latent nothing",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +66,8 @@ class Record:
     `checkpoint_sha256` is 64 hexadecimal digits, or empty where there is no single file to hash.
     `device`, `dtype` and `vae_dtype` are notes for people: rounding differs between them.
     `created` is ISO 8601 with the zone. Empty text means not known. `together` is how many
-    pictures shared the pass, since kernels round differently by the size of a batch.
+    pictures shared the pass, since kernels round differently by the size of a batch. `means` says
+    what was done to make the picture fit the memory, in words; empty means nothing.
     """
 
     job: Job
@@ -71,6 +79,7 @@ class Record:
     vae_dtype: str = ""
     created: str = ""
     together: int = 1
+    means: str = ""
 
 
 def to_json(record: Record) -> str:
@@ -135,7 +144,9 @@ def to_parameters(record: Record) -> str:
         "Seed": str(job.seed),
         "Size": f"{job.width}x{job.height}",
         "Model hash": record.checkpoint_sha256[:10].lower(),
-        "Model": record.checkpoint_name or job.checkpoint or _EMBEDDED,
+        "Model": record.checkpoint_name or job.checkpoint or EMBEDDED,
+        **_second_pass(job),
+        **_inpainting(job),
         # A1111 takes the noise to be of the GPU unless told; ours is drawn on the CPU.
         "RNG": "CPU",
         "Upscale": str(job.upscale) if job.upscale > 1 else "",
@@ -150,80 +161,80 @@ def to_parameters(record: Record) -> str:
     return "\n".join(lines).strip().encode("utf-8", "replace").decode()
 
 
-def from_parameters(text: str) -> dict[str, object]:
-    """Read the fields of a request out of a `parameters` text, ours or another tool's.
+def _second_pass(job: Job) -> dict[str, str]:
+    """A second pass, or what is drawn over an init image; A1111 has one strength for either."""
+    if job.hires_scale <= 1:
+        return {} if job.strength is None else {"Denoising strength": _number(job.strength)}
+    sampler, schedule_type = _sampler(job.hires_scheduler or job.scheduler)
+    again = job.hires_scheduler in {None, job.scheduler}
+    guidance = job.hires_guidance_scale
+    return {
+        "Denoising strength": _number(job.hires_strength),
+        "Init strength": "" if job.strength is None else _number(job.strength),
+        "Hires upscale": _number(job.hires_scale),
+        "Hires steps": str(job.hires_steps or ""),
+        "Hires upscaler": HIRES_UPSCALERS[HiresUpscaler(job.hires_upscaler)],
+        "Hires sampler": "" if again else sampler,
+        "Hires schedule type": "" if again else schedule_type,
+        "Hires CFG Scale": "" if guidance in {None, job.guidance_scale} else _number(guidance or 0),
+        "Hires tile": str(job.hires_tile or ""),
+    }
+
+
+def _inpainting(job: Job) -> dict[str, str]:
+    sides = ("left", "right", "top", "bottom")
+    added = {side: getattr(job, f"outpaint_{side}") for side in sides}
+    outpaint = ", ".join(f"{side} {pixels}" for side, pixels in added.items() if pixels)
+    tile = "" if job.denoise_tile is None else str(job.denoise_tile)
+    if job.mask_image is None:
+        return {"Outpaint": outpaint, "Denoise tile": tile}
+    padding = job.mask_padding
+    return {
+        "Mask blur": str(job.mask_blur),
+        "Mask mode": MASK_MODES[MaskMode(job.mask_mode)],
+        "Masked content": MASK_FILLS[MaskFill(job.mask_fill)],
+        "Inpaint area": "Whole picture" if padding is None else "Only masked",
+        "Masked area padding": "" if padding is None else str(padding),
+        "Outpaint": outpaint,
+        "Denoise tile": tile,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """A `parameters` text in its parts.
+
+    `settings` are in their order, and a key may stand twice; `rest` is what follows them.
+    """
+
+    prompt: str
+    negative_prompt: str
+    settings: tuple[tuple[str, str], ...]
+    rest: str = ""
+
+
+def split_parameters(text: str) -> Parameters:
+    """Cut a `parameters` text, ours or another tool's.
 
     The settings are looked for from the end, so that further lines may follow them; a quoted
-    value may hold line breaks; the whole may stand on one line. Values are left as text for
-    `Request.from_dict`; settings that no field stands for are left out.
+    value may hold line breaks; the whole may stand on one line.
 
     Raises:
-        BadMetadata: there are no settings in the text.
+        BadMetadata: it is too long, or there are no settings in it.
     """
     _check_size(text)
-    prompt, negative_prompt, settings = split_parameters(text)
-    asked: dict[str, object] = {"prompt": prompt, "negative_prompt": negative_prompt}
-    for key, name in (
-        ("Steps", "steps"),
-        ("CFG scale", "guidance_scale"),
-        ("Seed", "seed"),
-        ("Model", "checkpoint"),
-    ):
-        if key in settings:
-            asked[name] = settings[key]
-    # Absent means that the picture is as large as `Size` says, whatever a checkpoint's default.
-    asked["upscale"] = settings.get("Upscale", "1")
-    if asked.get("checkpoint") == _EMBEDDED:
-        asked["checkpoint"] = ""
-    if size := re.fullmatch(r"(\d+)x(\d+)", settings.get("Size", "")):
-        asked |= {"width": size[1], "height": size[2]}
-    if "Sampler" in settings:
-        asked["scheduler"] = _scheduler(settings["Sampler"], settings.get("Schedule type", ""))
-    return asked
-
-
-def split_parameters(text: str) -> tuple[str, str, dict[str, str]]:
-    """Cut a `parameters` text into the prompt, the negative prompt and the settings.
-
-    Raises:
-        BadMetadata: there are no settings in the text.
-    """
     text = text.replace("\r\n", "\n").strip()
-    start, settings = _find_settings(text)
-    head = text[:start].rstrip()
+    start, end, settings = _find_settings(text)
+    head, rest = text[:start].rstrip(), text[end:].strip()
     parting = re.search(rf"^[ \t]*{_NEGATIVE}", head, re.MULTILINE)
     if parting is None and text[:start].rpartition("\n")[2].strip():
         # The settings begin within a line, so another tool joined the lines.
         parting = re.search(_NEGATIVE, head)
-    if parting is None:
-        return head, "", settings
-    return head[: parting.start()].rstrip(), head[parting.end() :].strip(), settings
-
-
-def request_from_texts(texts: Mapping[str, str]) -> Request:
-    """The request that makes a picture again, from the texts of its file.
-
-    Our JSON is preferred; a damaged one is an error, since the `parameters` text beside it may
-    say less.
-
-    Raises:
-        BadMetadata: no text that can be read, or a value in it is out of its range.
-    """
-    if JSON_KEY in texts:
-        return from_json(texts[JSON_KEY]).job.to_request()
-    parameters = texts.get(PARAMETERS_KEY, "")
-    is_json = parameters.lstrip().startswith("{")
-    tool = next((tool for key, tool in _OTHER_TOOLS.items() if key in texts), None)
-    if is_json or (tool and not parameters):
-        raise BadMetadata(
-            f"the record is of {tool or 'another tool'}, in a form that sdamd cannot read"
-        )
-    if not parameters:
-        raise BadMetadata("there is no record of how the picture was made")
-    try:
-        return Request.from_dict(from_parameters(parameters))
-    except BadRequest as error:
-        raise BadMetadata(f"the record asks for what is not possible: {error}") from error
+    prompt, negative_prompt = head, ""
+    if parting is not None:
+        prompt = head[: parting.start()].rstrip()
+        negative_prompt = head[parting.end() :].strip()
+    return Parameters(prompt=prompt, negative_prompt=negative_prompt, settings=settings, rest=rest)
 
 
 def _read_job(values: object) -> Job:
@@ -238,11 +249,22 @@ def _read_job(values: object) -> Job:
         request = Request.from_dict(rest)
     except BadRequest as error:
         raise BadMetadata(f"the record's job cannot be made again: {error}") from error
-    decided = {f.name: getattr(request, f.name) for f in fields(Job) if f.name != "index"}
-    missing = [name for name, value in decided.items() if value is None]
+    decided = {
+        f.name: value
+        for f in fields(Job)
+        if f.name != "index" and (value := getattr(request, f.name)) is not None
+    }
+    missing = [
+        f.name
+        for f in fields(Job)
+        if f.name not in decided and f.name != "index" and f.default is MISSING
+    ]
     if missing:
         raise BadMetadata(f"the record's job lacks {', '.join(missing)}")
-    return Job(index=index, **decided)
+    try:
+        return Job.from_dict({"index": index, **decided})
+    except BadRequest as error:
+        raise BadMetadata(f"the record's job cannot be made again: {error}") from error
 
 
 def _check_schema(schema: object, version: object) -> None:
@@ -285,23 +307,6 @@ def _sampler(name: str) -> tuple[str, str]:
     return other_name, "Automatic" if other_name in _WITHOUT_SCHEDULE else str(schedule)
 
 
-def _scheduler(sampler: str, schedule_type: str) -> str:
-    """The scheduler's name for A1111's sampler and schedule type.
-
-    Before A1111 1.9 there was no type and a schedule stood at the end of the sampler's name,
-    where it still counts. A name that is not known is left for the request's own check.
-    """
-    name = sampler if schedule_type == "Automatic" else f"{sampler} {schedule_type}".rstrip()
-    try:
-        if scheduler.parse(sampler)[1] is not Schedule.UNIFORM:
-            return scheduler.resolve(sampler)
-        if schedule_type == "Automatic":
-            return scheduler.automatic(sampler)
-        return scheduler.resolve(name)
-    except BadRequest:
-        return name
-
-
 def _quoted(value: str) -> str:
     """Quote a value as the readers expect it: as JSON text, and only where it is needed."""
     # A value that begins with a quotation mark or bracket would be taken for a quoted one.
@@ -315,8 +320,11 @@ _BARE = re.compile(r"[^,\n]*")
 _BRACKET = re.compile(r'"(?:\\.|[^"\\\n])*"|[\[\]{}\n]')
 
 
-def _find_settings(text: str) -> tuple[int, dict[str, str]]:
-    """Where the settings begin, and what they are.
+_Settings: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def _find_settings(text: str) -> tuple[int, int, _Settings]:
+    """Where the settings begin and end, and what they are.
 
     At least three settings make a settings line; fewer are words of the prompt.
     """
@@ -326,17 +334,18 @@ def _find_settings(text: str) -> tuple[int, dict[str, str]]:
     for start in (*reversed(starts), last_line, *reversed(joined)):
         if start == last_line and start not in starts and joined and joined[-1] > start:
             continue  # the last line holds more than settings
-        settings = list(_settings(text, start))
+        end, settings = _settings(text, start)
         if len(settings) >= 3:
-            return start, dict(settings)
+            return start, end, settings
     raise BadMetadata("the parameters text is not understood: it has no line of settings")
 
 
-def _settings(text: str, position: int) -> Iterator[tuple[str, str]]:
-    """Yield the settings from `position` to the end of their line.
+def _settings(text: str, position: int) -> tuple[int, _Settings]:
+    """The settings from `position` to the end of their line, and where that is.
 
     A value is quoted (then it may hold line breaks), in brackets, or all up to the next comma.
     """
+    found: list[tuple[str, str]] = []
     brackets_close = True  # once one does not, no other is tried: hostile text stays cheap
     while position < len(text) and text[position] != "\n":
         if key := _KEY.match(text, position):
@@ -351,10 +360,11 @@ def _settings(text: str, position: int) -> Iterator[tuple[str, str]]:
             if value is None:
                 value = _bare(text, position).strip()
             if value:
-                yield key[1].rstrip(), value
+                found.append((key[1].rstrip(), value))
         position += len(_bare(text, position)) + 1
         if text[position - 1 : position] == "\n":
-            return
+            break
+    return position, tuple(found)
 
 
 def _bare(text: str, position: int) -> str:

@@ -152,10 +152,10 @@ BOMB = chunk(b"iTXt", b"sdamd\0\1\0\0\0" + zlib.compress(b"a" * 2 * 1024 * 1024)
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "is no PNG picture"),
-        (b"hello", "is no PNG picture"),
-        (b"\xff\xd8\xff\xe0" + b"\0" * 50, "is a JPEG picture; only PNG"),
-        (b"RIFF\0\0\0\0WEBP", "is a WebP picture"),
+        (b"", "neither a picture nor a text of a record; read are PNG"),
+        (b"GIF89a\x01\0\x01\0", "neither a picture nor a text of a record"),
+        (b"\xff\xd8\xff\xe0\0\x10" + b"\0" * 8, "cut short or damaged: it ends before its"),
+        (b"RIFF\0\0\0\0WEBP", "no record"),
         (PNG[:8], "cut short or damaged: it ends early, at 8 bytes"),
         (png_of(chunk(b"tEXt", b"sdamd\0" + JSON))[:-12], "ends early"),
         (png_of(chunk(b"tEXt", b"sdamd\0" + JSON))[:100], "ends early, at 100 bytes"),
@@ -398,9 +398,9 @@ def run_python(script: str, *arguments: str, prefix: Sequence[str] = (), **optio
         "from pathlib import Path\n"
         "from sdamd.errors import StorageError\n"
         "from sdamd.gallery import check_folder, save\n"
-        "from sdamd.metadata import Record\n"
+        "from sdamd.metadata import from_json\n"
         "from sdamd.request import Job\n"
-        f"RECORD = {RECORD!r}\n"
+        f"RECORD = from_json({to_json(RECORD)!r})\n"
         "PNG = b'\\x89PNG' + bytes(100_000)\n"
         "FOLDER = Path(sys.argv[1])\n"
     )

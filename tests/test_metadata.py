@@ -12,13 +12,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sdamd.errors import BadMetadata
+from sdamd.interchange import parameters, records
 from sdamd.metadata import (
     SCHEMA,
     TEXT_MAX_BYTES,
     Record,
     from_json,
-    from_parameters,
-    request_from_texts,
     split_parameters,
     to_json,
     to_parameters,
@@ -91,6 +90,15 @@ PROMPTS = st.text(
 
 def with_job(**changes: Any) -> Record:
     return replace(RECORD, job=replace(JOB, **changes))
+
+
+def from_parameters(text: str) -> dict[str, object]:
+    return dict(parameters.read(text).values)
+
+
+def prompts_of(text: str) -> tuple[str, str]:
+    parts = split_parameters(text)
+    return parts.prompt, parts.negative_prompt
 
 
 def others_read(text: str) -> tuple[str, str, dict[str, str]]:
@@ -334,7 +342,7 @@ def test_plain_prompts_read_back_in_other_tools_and_here(prompt: str, negative_p
     record = with_job(prompt=prompt, negative_prompt=negative_prompt)
     text = to_parameters(record)
     assert others_read(text)[:2] == (prompt, negative_prompt)
-    assert split_parameters(text)[:2] == (prompt, negative_prompt)
+    assert prompts_of(text) == (prompt, negative_prompt)
 
 
 @unhurried
@@ -364,14 +372,14 @@ def test_our_reader_finds_what_the_first_reader_found(case: dict[str, Any]) -> N
         with pytest.raises(BadMetadata, match="not understood"):
             split_parameters(text)
         return
-    prompt, negative_prompt, settings = split_parameters(text)
-    assert (prompt, negative_prompt) == (out["prompt"], out["negative"])
+    parts = split_parameters(text)
+    assert prompts_of(text) == (out["prompt"], out["negative"])
     expected = dict(out["params"])
     if "Size-1" in expected:
         expected["Size"] = f"{expected.pop('Size-1')}x{expected.pop('Size-2')}"
     if "Civitai resources" in expected:
         expected["Civitai resources"] = '[{"type":"checkpoint","modelVersionId":1}]'
-    assert settings == expected
+    assert dict(parts.settings) == expected
 
 
 CORPUS_PROMPTS = [
@@ -416,13 +424,13 @@ def test_odd_texts_of_other_tools_are_read(block: str, prompts: tuple[str, str])
 )
 def test_values_of_odd_texts_are_whole(block: int, key: str, value: str) -> None:
     """E01, C16."""
-    assert split_parameters(CORPUS[block])[2][key] == value
+    assert dict(split_parameters(CORPUS[block]).settings)[key] == value
 
 
 def test_the_negative_prompt_may_stand_on_the_line_of_the_settings() -> None:
     """E02."""
     text = "a cat\nNegative prompt: dog Steps: 20, Sampler: Euler, CFG scale: 7, Seed: 1"
-    assert split_parameters(text)[:2] == ("a cat", "dog")
+    assert prompts_of(text) == ("a cat", "dog")
 
 
 def test_windows_line_ends_do_not_hide_the_settings() -> None:
@@ -461,16 +469,16 @@ def test_a_hostile_text_does_not_take_for_ever(unit: str) -> None:
 
 def test_our_json_is_preferred_to_the_parameters() -> None:
     texts = {"sdamd": to_json(RECORD), "parameters": to_parameters(with_job(seed=1))}
-    assert request_from_texts(texts) == JOB.to_request()
+    assert records.read(texts).request() == JOB.to_request()
 
 
 def test_a_damaged_json_is_an_error_even_beside_parameters() -> None:
     with pytest.raises(BadMetadata, match="not JSON"):
-        request_from_texts({"sdamd": "{", "parameters": PARAMETERS})
+        records.read({"sdamd": "{", "parameters": PARAMETERS})
 
 
 def test_parameters_alone_give_a_request() -> None:
-    assert request_from_texts({"parameters": PARAMETERS}) == JOB.to_request()
+    assert records.read({"parameters": PARAMETERS}).request() == JOB.to_request()
 
 
 @pytest.mark.parametrize(
@@ -478,18 +486,20 @@ def test_parameters_alone_give_a_request() -> None:
     [
         ({}, "no record"),
         ({"Software": "GIMP"}, "no record"),
-        ({"prompt": "{}", "workflow": "{}"}, "of ComfyUI"),
-        ({"parameters": '{"steps": 3}', "fooocus_scheme": "fooocus"}, "of Fooocus"),
-        ({"invokeai_metadata": "{}"}, "of InvokeAI"),
-        ({"parameters": "a cat"}, "not understood"),
-        ({"parameters": "a\nSteps: 999, Seed: 1, Size: 511x512"}, "steps is 999.*\n.*511"),
+        ({"prompt": "{}", "workflow": "{}"}, "workflow of ComfyUI has no nodes"),
+        ({"prompt": "a cat", "seed": "3"}, r"of another tool.*its texts: prompt, seed"),
+        ({"parameters": '{"steps": 3}'}, "of another tool, in a form that sdamd cannot read"),
+        ({"parameters": '{"sui_image_params": {}}'}, "of SwarmUI"),
+        ({"invokeai_metadata": "[]"}, "JSON list; expected an object"),
+        ({"sd-metadata": "{"}, "is not JSON"),
+        ({"parameters": "a\nSteps: 999, Seed: 1, Size: 511x512"}, "width is 511.*\n.*steps is 999"),
         ({"parameters": "x" * (TEXT_MAX_BYTES + 1)}, "allowed at most"),
     ],
 )
 def test_pictures_that_cannot_be_made_again_say_why(texts: dict[str, str], sentence: str) -> None:
     """E07, E08."""
     with pytest.raises(BadMetadata, match=sentence):
-        request_from_texts(texts)
+        records.read(texts).request()
 
 
 @pytest.mark.parametrize("together", [0, 65, "2", True, 1.5, None])
