@@ -7,9 +7,11 @@
     │   └── BadMetadata       a picture's record cannot be read
     ├── HardwareError      3  this machine cannot do it
     │   ├── OutOfVram         the device ran out of memory
+    │   ├── DoesNotFit        no plan runs this job on this device
     │   └── WorkerDied        the process that renders has gone
     ├── StorageError       4  a disk is full, a folder cannot be written
-    └── BadImage           1  the model gave NaN, a constant or a black picture
+    ├── BadImage           1  the model gave NaN, a constant or a black picture
+    └── Unfinished         1  the second pass failed; it carries the picture of the first
 
     Stopped                   no error: somebody asked for the end between two steps
 
@@ -18,6 +20,10 @@ Messages say what, the value, and what is allowed: ``steps is 151; allowed 1 to 
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
@@ -62,7 +68,21 @@ class HardwareError(SdamdError):
 
 
 class OutOfVram(HardwareError):
-    """The device ran out of memory."""
+    """The device ran out of memory.
+
+    `stage` is that of the plan, or empty; `needed_bytes` what it would have taken at least.
+    """
+
+    def __init__(
+        self, message: str, *, stage: str = "", needed_bytes: int | None = None
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.stage = stage
+        self.needed_bytes = needed_bytes
+
+
+class DoesNotFit(HardwareError):
+    """No plan runs this job on this device; the message has the figures and the nearest."""
 
 
 class WorkerDied(HardwareError):
@@ -77,6 +97,18 @@ class StorageError(SdamdError):
 
 class BadImage(SdamdError):
     """The model's output is NaN, constant or black, also after decoding again in float32."""
+
+
+class Unfinished(SdamdError):
+    """The second pass failed, and the message says how; `image` is what the first one made."""
+
+    def __init__(self, why: str, image: "Image") -> None:
+        super().__init__(why)
+        self.image = image
+
+    def __reduce__(self) -> tuple[type["Unfinished"], tuple[str, "Image"]]:
+        """Rebuild with the picture, so that it crosses a process boundary whole."""
+        return type(self), (str(self), self.image)
 
 
 class Stopped(Exception):

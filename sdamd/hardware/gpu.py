@@ -99,8 +99,10 @@ class Gpu:
     counts on Windows (the `device_id` of DirectML); -1 for a card that no runtime lists.
     `arch` is the gfx target (`gfx1100`), or an empty string where the platform does not tell.
     `vram_bytes` is the card's own memory, 0 where nothing tells it; an APU's `gtt_bytes` is
-    the part of the RAM that it can map. `uuid` is what `ROCR_VISIBLE_DEVICES` takes in the
-    place of an index. `device_id` and `revision` are the PCI numbers.
+    the part of the RAM that it can map, and its `bank_bytes` what KFD lists as its memory, which is
+    what HIP counts. `hip_bytes` is what HIP itself said, 0 before anybody asked. `uuid` is what
+    `ROCR_VISIBLE_DEVICES` takes in the place of an index. `device_id` and `revision` are the PCI
+    numbers.
     """
 
     index: int
@@ -109,6 +111,8 @@ class Gpu:
     vram_bytes: int
     kind: Kind
     gtt_bytes: int = 0
+    bank_bytes: int = 0
+    hip_bytes: int = 0
     compute_units: int = 0
     wave: int = 0
     node: int | None = None

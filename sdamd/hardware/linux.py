@@ -207,8 +207,13 @@ def _hexadecimal(path: Path) -> int | None:
     return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else None
 
 
+def read_number(path: Path) -> int | None:
+    """Return the decimal number that a file holds, or None."""
+    return _decimal(read_text(path))
+
+
 def _bytes(path: Path) -> int:
-    return _decimal(read_text(path)) or 0
+    return read_number(path) or 0
 
 
 def _numbered(folder: Path, prefix: str) -> list[tuple[int, Path]]:
@@ -342,6 +347,7 @@ def _gpu_of_node(index: int, node: _Node, card: _Card | None) -> Gpu:
         gpu,
         vram_bytes=card.vram_bytes if card else 0,
         gtt_bytes=(card.gtt_bytes if card else 0) or node.bank_bytes,
+        bank_bytes=node.bank_bytes,
     )
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+from sdamd import out_of_memory
 from sdamd.hardware.folders import Folder
 from sdamd.hardware.rules.rule import (
     FAULT,
@@ -32,10 +33,7 @@ _NAN = r"all NaNs|\bNaNs?\b|invalid value encountered in cast|black (square|imag
 
 
 def _out_of_memory(case: Case) -> Seen | None:
-    line = said(
-        case, r"(HIP|CUDA) out of memory|ROCm error: out of memory|hipErrorOutOfMemory"
-        r"|OutOfMemoryError"
-    )  # fmt: skip
+    line = said(case, out_of_memory.TORCH)
     if not line:
         return None
     asked = re.search(rf"Tried to allocate {_SIZE}", case.text)
@@ -237,8 +235,9 @@ def _no_data_folder(case: Case) -> Seen | None:
 
 RULES = (
     Rule(number=26, name="out-of-memory", stage=Stage.MEMORY, severity=FAULT, sees=_out_of_memory,
-         cause="The run asked for more memory than the GPU had left{why}. sdamd retries with "
-         "tiles, sliced attention and smaller batches by itself; a smaller picture always helps.",
+         cause="The run asked for more memory than the GPU had left{why}. sdamd frees what it "
+         "can and goes on in mid-step: fewer samples at a time, weights from RAM, the VAE in bands "
+         "and then in tiles, at last on the CPU; a smaller picture always helps.",
          fix="sdamd plan (with the flags of the run: it names the nearest size that fits)",
          source="ROCm/ROCm#4742; ComfyUI#2431"),
     Rule(number=27, name="unsafe-allocator", stage=Stage.VARIABLES, severity=FAULT,
@@ -247,8 +246,7 @@ RULES = (
          "tensors read back as zeros; either one alone is safe.",
          fix="{fix}", source="ROCm/ROCm#6603; pytorch#123548"),
     Rule(number=31, name="directml-out-of-memory", stage=Stage.MEMORY, severity=FAULT,
-         sees=text(r"Could not allocate tensor with \d+ bytes|DML allocator out of memory"
-                   r"|8007000E"),
+         sees=text(out_of_memory.DIRECTML),
          cause="DirectML's heap is full, and torch-directml never gives memory back; onnxruntime, "
          "which sdamd uses, does when a session ends.",
          fix="restart the program, and draw smaller or fewer pictures at a time (sdamd: "
