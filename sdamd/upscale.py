@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from sdamd import tiles
 from sdamd.errors import BadCheckpoint, BadImage, OutOfVram
+from sdamd.out_of_memory import ran_out
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +67,9 @@ class Upscaler:
     """A network that enlarges four times, ready on one device.
 
     Pictures wider or taller than `tile` pixels are worked on in tiles, which changes no pixel.
-    `tile` shrinks for good when the device runs out of memory, and `dtype` becomes float32 for
-    good when a smaller type overflows.
+    `tile` shrinks for good when the device runs out of memory, and at the end `device` becomes the
+    CPU; `dtype` becomes float32 for good when a smaller type overflows. `fell` says whether memory
+    ran out.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Upscaler:
         self.device = device
         self.dtype = dtype
         self.tile = tile
+        self.fell = False
         # Large pictures take two thirds of the time on the CPU with the channels last.
         self._layout = torch.channels_last if device.type == "cpu" else torch.contiguous_format
         self._network = network.eval().requires_grad_(requires_grad=False)
@@ -106,15 +109,27 @@ class Upscaler:
         while True:
             try:
                 return self._enlarge_in_tiles(image, progress)
-            except torch.OutOfMemoryError as error:
-                failed = min(self.tile, max(image.shape))
-                if failed // 2 < SMALLEST_TILE:
-                    raise OutOfVram(
-                        f"upscaling a tile of {failed} pixels ran out of memory on {self.device}"
-                    ) from error
-            # Only here, since until the error is gone its traceback keeps the tensors alive.
+            except (RuntimeError, MemoryError) as error:
+                # As text, since the error's traceback keeps the tensors alive.
+                if not ran_out(error):
+                    raise
+            self.fell = True
+            self._spare(min(self.tile, max(image.shape)))
+
+    def _spare(self, failed: int) -> None:
+        """Take smaller tiles than those that found no room, or in the end the CPU's memory."""
+        if failed // 2 >= SMALLEST_TILE:
             self.tile = failed // 2
             log.warning("out of memory on %s; upscaling in tiles of %d", self.device, self.tile)
+        elif self.device.type != "cpu":
+            log.warning("out of memory on %s; upscaling on the CPU", self.device)
+            self.device, self.dtype, self.tile = torch.device("cpu"), torch.float32, TILE
+            self._network.to(device=self.device, dtype=self.dtype)
+        else:
+            raise OutOfVram(
+                f"upscaling a tile of {failed} pixels ran out of memory on {self.device}",
+                stage="upscale",
+            )
 
     def _enlarge_in_tiles(
         self, image: NDArray[np.uint8], progress: Progress | None

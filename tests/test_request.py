@@ -9,11 +9,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sdamd.errors import BadRequest, unknown
+from sdamd.picture import Picture
 from sdamd.request import (
     PROMPT_MAX_BYTES,
     SEED_MAX,
+    HiresUpscaler,
     Job,
+    MaskMode,
     Request,
+    ResizeMode,
     limits_of,
     problem_of,
     type_of,
@@ -97,6 +101,15 @@ def test_every_number_has_limits_and_every_field_a_help_text() -> None:
         ),
         ({"count": 0}, "count is 0; allowed 1 to 100000"),
         ({"upscale": 5}, "upscale is 5; allowed 1 to 4"),
+        ({"strength": 1.1}, "strength is 1.1; allowed 0 to 1"),
+        ({"strength": -0.1}, "strength is -0.1; allowed 0 to 1"),
+        ({"resize_mode": "fit"}, "resize_mode is 'fit'; allowed crop, stretch, pad, latent"),
+        ({"mask_fill": "x" * 900}, None),
+        ({"hires_scale": 9}, "hires_scale is 9.0; allowed 1 to 8"),
+        (
+            {"outpaint_left": 12},
+            "outpaint_left is 12; allowed multiples of 8, the nearest 8 and 16",
+        ),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(
@@ -224,6 +237,18 @@ REQUESTS = st.builds(
     seed=st.none() | st.integers(0, SEED_MAX),
     count=st.integers(1, 100_000),
     upscale=st.none() | st.integers(1, 4),
+    init_image=st.none() | TEXT,
+    strength=st.none() | st.floats(0, 1),
+    mask_mode=st.sampled_from(tuple(MaskMode)),
+    mask_padding=st.none() | st.integers(0, 1024),
+    hires_scale=st.floats(1, 8),
+    hires_upscaler=st.sampled_from(tuple(HiresUpscaler)),
+)
+PICTURES = st.builds(
+    Picture,
+    sha256=st.text("0123456789abcdef", min_size=64, max_size=64),
+    name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/\\"), max_size=20),
+    data=st.just(b""),
 )
 JOBS = st.builds(
     Job,
@@ -238,6 +263,16 @@ JOBS = st.builds(
     scheduler=TEXT,
     seed=st.integers(0, SEED_MAX),
     upscale=st.integers(1, 4),
+    init_image=st.none() | PICTURES,
+    strength=st.none() | st.floats(0, 1),
+    mask_image=st.none() | PICTURES,
+    mask_padding=st.none() | st.integers(0, 1024),
+    resize_mode=st.sampled_from(tuple(ResizeMode)),
+    outpaint_left=multiple_of_8(0, 4096),
+    hires_scale=st.floats(1, 8),
+    hires_steps=st.none() | st.integers(1, 150),
+    hires_scheduler=st.none() | TEXT,
+    denoise_tile=st.none() | st.integers(0, 64).map(lambda n: n * 64),
 )
 
 
@@ -271,8 +306,10 @@ def test_a_jobs_request_asks_for_the_same(job: Job) -> None:
     request = job.to_request()
     assert request.count == 1
     for asked in dataclasses.fields(Job):
+        value = getattr(job, asked.name)
         if asked.name != "index":
-            assert getattr(request, asked.name) == getattr(job, asked.name)
+            expected = value.reference if isinstance(value, Picture) else value
+            assert getattr(request, asked.name) == expected
 
 
 ANYTHING: st.SearchStrategy[Any] = st.recursive(

@@ -41,6 +41,8 @@ def make_field(asked: Field[Any], i18n: gr.I18n) -> Component:
             allow_custom_value=True,
             **shared,
         )
+    if limits.choices:
+        return gr.Dropdown(choices=list(limits.choices), value=asked.default, **shared)
     if limits.multiline:
         shared |= {"lines": 5 if asked.name == "prompt" else 2, "max_lines": 8}
         shared["placeholder"] = i18n("example") if asked.name == "prompt" else None
@@ -73,6 +75,8 @@ def own_values(family: Family, language: str) -> dict[str, Any]:
         if asked.default is not None or asked.name == "seed":
             continue
         value = getattr(own, asked.name)
+        if value is None:  # of a mode that is off
+            continue
         if asked.name == "scheduler":
             first = say(language, "own is", value=value)
             updates[asked.name] = gr.update(choices=with_empty(first, scheduler.names()))

@@ -5,12 +5,12 @@ figures in it, is looked up here. Labels and help of the request's fields are En
 they are the names and help of the fields themselves.
 """
 
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any, Final
 
 import gradio as gr
 
-from sdamd.request import SEED_MAX, Request, limits_of
+from sdamd.request import SEED_MAX, Job, Request, limits_of
 
 ENGLISH: Final = "en"
 CHINESE: Final = "zh-CN"
@@ -97,6 +97,48 @@ TEXTS: Final[dict[str, dict[str, str]]] = {
         "help seed": "第一张图片的种子，留空则随机",
         "help count": "图片数量，每张的种子依次加一",
         "help upscale": "完成后放大的倍数",
+        "label init_image": "初始图片",
+        "label strength": "重绘幅度",
+        "label resize_mode": "缩放方式",
+        "label mask_image": "蒙版图片",
+        "label mask_mode": "蒙版模式",
+        "label mask_blur": "蒙版模糊",
+        "label mask_padding": "蒙版边距",
+        "label mask_fill": "蒙版填充",
+        "label outpaint_left": "向左扩展",
+        "label outpaint_right": "向右扩展",
+        "label outpaint_top": "向上扩展",
+        "label outpaint_bottom": "向下扩展",
+        "label outpaint_steps": "扩展轮数",
+        "label hires_scale": "高清修复倍数",
+        "label hires_upscaler": "高清放大方式",
+        "label hires_steps": "高清步数",
+        "label hires_strength": "高清重绘幅度",
+        "label hires_scheduler": "高清采样器",
+        "label hires_guidance_scale": "高清提示词相关性",
+        "label hires_tile": "高清分块边长",
+        "label denoise_tile": "去噪分块边长",
+        "help init_image": "作为起点的图片文件",
+        "help strength": "初始图片重绘的程度，0 表示完全保留",
+        "help resize_mode": "如何让初始图片符合所选尺寸",
+        "help mask_image": "需要重绘的部分：图片文件，或用 alpha 表示透明部分",
+        "help mask_mode": "蒙版的哪一部分需要重绘",
+        "help mask_blur": "蒙版边缘的柔和程度（像素）",
+        "help mask_padding": "只处理蒙版区域及其周围这么多像素",
+        "help mask_fill": "蒙版部分最初的内容",
+        "help outpaint_left": "在左侧增加的像素",
+        "help outpaint_right": "在右侧增加的像素",
+        "help outpaint_top": "在上方增加的像素",
+        "help outpaint_bottom": "在下方增加的像素",
+        "help outpaint_steps": "分几轮扩展",
+        "help hires_scale": "以这么多倍的尺寸再画一遍，1 表示不画",
+        "help hires_upscaler": "第二遍之前用什么放大",
+        "help hires_steps": "第二遍的去噪步数，留空则与第一遍相同",
+        "help hires_strength": "第二遍重绘的程度",
+        "help hires_scheduler": "第二遍的采样器，留空则与第一遍相同",
+        "help hires_guidance_scale": "第二遍遵循提示词的程度，留空则与第一遍相同",
+        "help hires_tile": "第二遍逐块进行时每块的边长（像素），0 表示整幅",
+        "help denoise_tile": "每一步融合的分块边长，0 表示不分块，留空则由计划决定",
     },
 }
 
@@ -155,9 +197,13 @@ def _allowed(language: str, asked: Field[Any]) -> str:
         said.append(say(language, "range", minimum=limits.minimum, maximum=top))
     if limits.multiple_of is not None:
         said.append(say(language, "multiples", multiple_of=limits.multiple_of))
-    if asked.default is None and asked.name != "seed":
+    if asked.name in _OWN and asked.default is None and asked.name != "seed":
         said.append(say(language, "blank"))
     return say(language, "and").join(said)
+
+
+_OWN: Final = frozenset(f.name for f in fields(Job) if f.default is MISSING)
+"""What every job has, so that a model has its own where a request says nothing."""
 
 
 def _sentence(words: str) -> str:

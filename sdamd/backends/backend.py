@@ -2,14 +2,15 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from PIL.Image import Image
 
 from sdamd.checkpoint import Checkpoint
-from sdamd.errors import BadImage
+from sdamd.errors import BadImage, Unfinished
 from sdamd.hardware.kernel_cache import KernelCache, claim
 from sdamd.hardware.runtime import Engine
 from sdamd.plan import Plan
@@ -22,11 +23,51 @@ Watch: TypeAlias = Callable[[int, int], bool]
 """Called after each step with (step, steps); returns True to stop."""
 
 
+Made: TypeAlias = Image | BadImage | Unfinished
+"""What becomes of a job: a picture, none, or that of the first pass alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a stage took.
+
+    `bytes` is what its network took beyond what lay on the device when it was called, at least;
+    None where the device keeps no count. `seconds` is wall time, of all steps and pictures.
+    """
+
+    bytes: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run went: `plan` is the one that it ended with, if not the one that it began with.
+
+    `fell` are the stages in which memory ran out, once for each time; `measured` is by stage.
+    `on_cpu` is whether the CPU had to decode, since the device could not.
+    """
+
+    plan: Plan
+    fell: tuple[str, ...] = ()
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    on_cpu: bool = False
+
+    @property
+    def means(self) -> str:
+        """What was done to spare memory, in words; empty for nothing."""
+        return ", ".join(filter(None, (self.plan.means, "decoded on the CPU" * self.on_cpu)))
+
+
 class Pipeline(Protocol):
     """A checkpoint that is loaded and ready."""
 
-    def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Image | BadImage]:
+    def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Made]:
         """Make one RGB picture per job; all jobs are equal but for prompts, seed and index."""
+        ...
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the last run went, also one that failed; None before the first."""
         ...
 
 

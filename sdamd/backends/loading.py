@@ -1,8 +1,8 @@
 """Turns a checkpoint on disk into the unchanged pipeline of diffusers, offline.
 
 Whatever the network says, nothing is fetched: configs of single files and the CLIP vocabulary
-ship with sdamd, and folders are read where they lie. Components are loaded one at a time, each
-by the class that the family names, never by one that a folder names.
+ship with sdamd, and folders are read where they lie. Components are of the classes that the
+family names, never of one that a folder names. Weights stay in their files until they are needed.
 """
 
 import gzip
@@ -23,11 +23,18 @@ from diffusers import (
     UNet2DConditionModel,
 )
 from safetensors import SafetensorError
-from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
-from transformers.utils import logging as transformers_logging
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    PreTrainedModel,
+)
 
 from sdamd.backends import single_file
+from sdamd.backends.placement import Way, attach, placement_of
 from sdamd.backends.single_file import Parts, Tensors
+from sdamd.backends.weights import Source, sources_of
 from sdamd.checkpoint import Checkpoint, Layout
 from sdamd.checkpoint.folder import weight_variant
 from sdamd.errors import BadCheckpoint, OutOfVram
@@ -35,13 +42,20 @@ from sdamd.plan import Plan
 
 
 def load_components(
-    checkpoint: Checkpoint, plan: Plan, device: torch.device, given: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint,
+    plan: Plan,
+    device: torch.device,
+    given: Mapping[str, Any] | None = None,
+    *,
+    waiting: bool = False,
 ) -> StableDiffusionPipeline | StableDiffusionXLPipeline:
-    """Load all weights onto `device` in the plan's dtypes, but for the components that are `given`.
+    """Make the pipeline for `device` in the plan's dtypes, but for the components that are `given`.
 
     The pipeline's scheduler only carries the training schedule (betas, `prediction_type`, zero
     terminal SNR); the one that a job asks for is made from its config. There is no safety
     checker. On the CPU, weights that keep their stored dtype may be a view of the file.
+
+    With `waiting` no weight is read: `means.apply` brings them, whenever the plan wants that.
 
     Raises:
         BadCheckpoint: a component is incomplete, or the file changed since it was identified.
@@ -53,7 +67,10 @@ def load_components(
             if name in parts:
                 continue
             dtype = getattr(torch, plan.vae_dtype if name == "vae" else plan.dtype)
-            model = _load_model(checkpoint, name, device, dtype)
+            model, sources = _open_model(checkpoint, name, dtype)
+            attach(model, sources, device, dtype)
+            if not waiting:
+                placement_of(model).settle(Way(offload="none", device=device))
             parts[name] = model.eval().requires_grad_(requires_grad=False)
         for name, pad_token in zip(
             ("tokenizer", "tokenizer_2"), checkpoint.family.pad_tokens, strict=False
@@ -102,12 +119,62 @@ def load_weights(checkpoint: Checkpoint, name: str, dtype: str) -> Tensors:
         state: Tensors = {}
         for file in weight_files(checkpoint, name, dtype):
             state |= single_file.read_tensors(file)
-        with init_empty_weights():
-            model = _classes(checkpoint)[name].from_config(read_config(checkpoint, name))
-        # Folders from before diffusers 0.18 call the VAE's attention by other names.
-        model._fix_state_dict_keys_on_load(state)
+        model = _empty(checkpoint, name)
+        _rename(model, state)
         single_file.refuse_others(checkpoint, name, model, state)
         return state
+
+
+def _open_model(
+    checkpoint: Checkpoint, name: str, dtype: torch.dtype
+) -> tuple[Any, dict[str, Source]]:
+    """A component without weights, and where each of them lies."""
+    if checkpoint.layout is Layout.FILE:
+        return single_file.open_model(checkpoint, name)
+    files = weight_files(checkpoint, name, str(dtype).removeprefix("torch."))
+    if not files:
+        raise FileNotFoundError(f"{checkpoint.path / name} has no weights any more")
+    model = _empty(checkpoint, name)
+    wanted = model.state_dict().keys()
+    state: Tensors = {}
+    sources: dict[str, Source] = {}
+    for file in files:
+        read = single_file.read_tensors(file)
+        some = dict(read)
+        _rename(model, some)
+        some = {key: tensor for key, tensor in some.items() if key in wanted}
+        state |= some
+        sources |= sources_of(some, file, read)
+    single_file.refuse_others(checkpoint, name, model, state)
+    return model, sources
+
+
+def _empty(checkpoint: Checkpoint, name: str) -> Any:
+    """A component without weights."""
+    kind, config = _classes(checkpoint)[name], read_config(checkpoint, name)
+    # Buffers stay real: the text encoders compute theirs, no file holds them.
+    with init_empty_weights(include_buffers=False):
+        if issubclass(kind, PreTrainedModel):
+            return kind(CLIPTextConfig.from_dict(config))
+        return kind.from_config(config)
+
+
+def _rename(model: Any, state: Tensors) -> None:
+    """Give tensors the names that the model has for them today."""
+    if not isinstance(model, PreTrainedModel):
+        # Folders from before diffusers 0.18 call the VAE's attention by other names.
+        model._fix_state_dict_keys_on_load(state)
+        return
+    # Text encoders have been saved with the name of their wrapper and without it.
+    wanted = model.state_dict().keys()
+    for name in list(state):
+        bare = name.removeprefix(_WRAPPER)
+        found = next((n for n in (bare, _WRAPPER + bare) if n in wanted), None)
+        if found is not None and found != name:
+            state[found] = state.pop(name)
+
+
+_WRAPPER: Final = "text_model."
 
 
 def weight_files(checkpoint: Checkpoint, name: str, dtype: str) -> list[Path]:
@@ -187,36 +254,6 @@ def _classes(checkpoint: Checkpoint) -> dict[str, Any]:
     if checkpoint.family.pipeline == "StableDiffusionXLPipeline":
         classes["text_encoder_2"] = CLIPTextModelWithProjection
     return classes
-
-
-def _load_model(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    if checkpoint.layout is Layout.FILE:
-        return single_file.load_model(checkpoint, name, device, dtype)
-    with _quietly():
-        model, found = _classes(checkpoint)[name].from_pretrained(
-            checkpoint.path,
-            subfolder=name,
-            variant=_variant(checkpoint, str(dtype).removeprefix("torch.")),
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            low_cpu_mem_usage=True,
-            output_loading_info=True,
-        )
-    single_file.refuse_gaps(checkpoint, name, missing=found["missing_keys"])
-    return model.to(device)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Draw no bar for the milliseconds that transformers takes to load a text encoder."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def _variant(checkpoint: Checkpoint, dtype: str) -> str | None:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from sdamd.errors import HardwareError, OutOfVram
+from sdamd.out_of_memory import is_out_of_memory
 
 Array: TypeAlias = NDArray[Any]
 
@@ -40,14 +41,6 @@ _TYPES: Final[Mapping[str, type[np.generic]]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
 }
-_OUT_OF_MEMORY: Final = (
-    "8007000E",  # E_OUTOFMEMORY
-    "COULD NOT ALLOCATE TENSOR",
-    "DML ALLOCATOR OUT OF MEMORY",
-    "FAILED TO ALLOCATE MEMORY",  # onnxruntime's own allocators
-    "BAD ALLOCATION",
-    "BAD_ALLOC",
-)
 _LOST: Final = re.compile("887A0005|887A0006|887A0007|887A0020|DEVICE INSTANCE HAS BEEN SUSPENDED")
 """DXGI_ERROR_DEVICE_REMOVED, _HUNG, _RESET, DRIVER_INTERNAL_ERROR.
 Source: https://learn.microsoft.com/windows/win32/direct3ddxgi/dxgi-error"""
@@ -207,6 +200,12 @@ class Sessions:
         self._open.move_to_end(key)
         return self._open[key].run(feeds)
 
+    def take_turns(self, turn: "Turn | None") -> None:
+        """Let others' sessions be closed first from now on, or no longer; all open anew."""
+        if turn is not self._turn:
+            self.close()
+            self._turn = turn
+
     def close(self) -> None:
         """Give back their memory; the next run opens anew."""
         self._open.clear()
@@ -260,7 +259,7 @@ def _named(device: str, error: Exception) -> HardwareError:
     if isinstance(error, UnicodeDecodeError):
         said = error.object.decode("utf-8", "replace")
     line = " ".join(said.split())
-    if any(sign in line.upper() for sign in _OUT_OF_MEMORY):
+    if is_out_of_memory(line):
         return OutOfVram(f"{device} ran out of memory: {line}")
     if match := _LOST.search(line.upper()):
         return HardwareError(

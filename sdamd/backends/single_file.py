@@ -1,9 +1,9 @@
 """Loads a single file in the layout of the original training code into diffusers' classes.
 
-Each model is built without weights and then given those of the file under their new names, so
-at no time is there a second copy. The names of UNet and VAE are converted by diffusers, those
-of the text encoders here: diffusers' own conversion follows the classes of transformers, whose
-attribute names change between versions, and it fills gaps with random weights.
+Each model is built without weights, which are found in the file under their new names and read
+when they are needed, so at no time is there a second copy. The names of UNet and VAE are converted
+by diffusers, those of the text encoders here: diffusers' own conversion follows the classes of
+transformers, whose attribute names change between versions, and it fills gaps with random weights.
 """
 
 import json
@@ -24,6 +24,7 @@ from diffusers.loaders.single_file_utils import (
 from safetensors import safe_open
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
+from sdamd.backends.weights import Source, sources_of
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadCheckpoint
 
@@ -163,22 +164,19 @@ def read_config(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((configs / name / file).read_text("utf-8"))
     if name == "unet":
         config["sample_size"] = family.width // family.vae_scale_factor
+        config["in_channels"] = checkpoint.in_channels
     return config
 
 
-def load_model(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """Load one component.
+def open_model(checkpoint: Checkpoint, name: str) -> tuple[Any, dict[str, Source]]:
+    """Build one component without weights, and say where in the file each of them lies.
 
     Raises:
         BadCheckpoint: weights are missing, left over or of another shape.
         SafetensorError: the file changed since it was identified.
     """
-    model, state = _empty_and_state(checkpoint, name)
-    # One tensor at a time, so that at no time there is a second copy.
-    for key in state:
-        state[key] = state[key].to(device=device, dtype=dtype).contiguous()
-    model.load_state_dict(state, assign=True)
-    return model.to(device)
+    model, state, read = _empty_and_state(checkpoint, name)
+    return model, sources_of(state, checkpoint.path, read)
 
 
 def load_weights(checkpoint: Checkpoint, name: str) -> Tensors:
@@ -191,16 +189,17 @@ def load_weights(checkpoint: Checkpoint, name: str) -> Tensors:
     return _empty_and_state(checkpoint, name)[1]
 
 
-def _empty_and_state(checkpoint: Checkpoint, name: str) -> tuple[Any, Tensors]:
-    """A model without weights, and those that it lacks."""
+def _empty_and_state(checkpoint: Checkpoint, name: str) -> tuple[Any, Tensors, Tensors]:
+    """A model without weights, those that it lacks, and what they were made of."""
     by_name = {component.name: component for component in _COMPONENTS[checkpoint.family.config]}
     component, config = by_name[name], read_config(checkpoint, name)
-    state = component.convert(read_tensors(checkpoint.path, component.prefix), config)
+    read = read_tensors(checkpoint.path, component.prefix)
+    state = component.convert(dict(read), config)
     # Buffers stay real: the text encoders compute theirs, no file holds them.
     with init_empty_weights(include_buffers=False):
         model = component.build(config)
     refuse_others(checkpoint, name, model, state)
-    return model, state
+    return model, state, read
 
 
 def refuse_gaps(

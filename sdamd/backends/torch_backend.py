@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,18 @@ from PIL.Image import Image
 from tqdm import tqdm
 
 from sdamd import upscale
-from sdamd.backends.attention import attend_with, has_fused_kernel
-from sdamd.backends.backend import Watch
+from sdamd.backends import means
+from sdamd.backends.backend import Outcome, Watch
+from sdamd.backends.device_memory import DeviceMemory, memory_of
+from sdamd.backends.guard import Guard
 from sdamd.backends.loading import load_components
 from sdamd.checkpoint import Checkpoint
-from sdamd.errors import BadImage, HardwareError, OutOfVram
+from sdamd.errors import BadImage, HardwareError, OutOfVram, Unfinished
 from sdamd.hardware.kernel_cache import KernelCache, leave, mark_of
+from sdamd.out_of_memory import in_words, needed_bytes, ran_out
 from sdamd.plan import Plan
 from sdamd.request import Job
-from sdamd.sampling.sample import sample
+from sdamd.sampling.sample import Made, sample
 
 log = logging.getLogger(__name__)
 
@@ -36,22 +39,17 @@ class TorchBackend:
         self._kernels = kernels
 
     def load(self, checkpoint: Checkpoint, plan: Plan) -> "TorchPipeline":
-        """Load the weights, offline.
+        """Open the weights, offline. They come to the device with the first sample, as planned.
 
         Raises:
             BadCheckpoint: a component is incomplete.
             HardwareError: this build of torch does not reach the device.
-            OutOfVram: there is no room for the weights.
         """
         silence()
         device = device_of(plan)
         _give_back(device)
         with translated(plan):
-            if plan.offload == "none":
-                pipe = load_components(checkpoint, plan, device)
-            else:
-                pipe = load_components(checkpoint, plan, torch.device("cpu"))
-                pipe.enable_model_cpu_offload(device=device)
+            pipe = load_components(checkpoint, plan, device, waiting=True)
         # With it MIOpen searches all of its kernels for minutes at each new shape, and torch's
         # own default may change.
         torch.backends.cudnn.benchmark = False
@@ -66,54 +64,71 @@ class TorchPipeline:
         self._pipe = pipe
         self._pipe.set_progress_bar_config(disable=True)
         self._training = dict(pipe.scheduler.config)
+        self._memory: DeviceMemory = memory_of(device)
         self._upscaler: upscale.Upscaler | None = None
-        self._followed: tuple[str, str, int, bool] | None = None
+        self._outcome: Outcome | None = None
 
-    def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Image | BadImage]:
+    def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Made]:
         """Make one RGB picture per job, or say why it is none.
 
         Raises:
-            OutOfVram: the device ran out of memory.
+            OutOfVram: the device ran out of memory, in the most frugal way too.
             Stopped: `watch` returned True.
         """
         mark = _announced(jobs, plan)
-        with translated(plan):
-            self._follow(plan)
-            made = sample(self._pipe, jobs, plan, self._training, watch)
-            if mark is not None:
-                leave(mark)
-            return [
-                self._enlarged(image, job.upscale) for image, job in zip(made, jobs, strict=True)
-            ]
+        guard = Guard(
+            plan=plan, apply=self._follow, memory=self._memory, on_cpu=self._on_cpu(),
+            base=(jobs[0].height // 8, jobs[0].width // 8),
+        )  # fmt: skip
+        try:
+            with translated(plan), guard.over(self._pipe):
+                made = sample(self._pipe, jobs, plan, self._training, watch, self._network)
+                if mark is not None:
+                    leave(mark)
+                if jobs[0].upscale > 1:
+                    guard.enter("upscale")
+                return [
+                    self._enlarged(image, job.upscale)
+                    for image, job in zip(made, jobs, strict=True)
+                ]
+        finally:
+            if self._upscaler is not None and self._upscaler.fell:
+                self._upscaler.fell = False
+                guard.fell.append("upscale")
+            self._outcome = guard.outcome
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the last run went; None before the first."""
+        return self._outcome
+
+    def _on_cpu(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What decodes when the device cannot, or nothing where the CPU is the device."""
+        return None if self.device.type == "cpu" else self._decode_on_cpu
+
+    def _decode_on_cpu(self, latents: torch.Tensor) -> torch.Tensor:
+        vae = means.on_cpu(self._pipe.vae)
+        pictures = torch.split(latents.to("cpu", torch.float32), 1)
+        return torch.cat([vae.decode(each, return_dict=False)[0] for each in pictures])
 
     def _follow(self, plan: Plan) -> None:
-        """Let UNet and VAE attend and lie in memory as planned; the text encoders stay as are."""
-        chosen = (plan.attention, plan.vae_attention, plan.block_bytes, plan.channels_last)
-        if chosen == self._followed:
-            return
-        unet, vae = self._pipe.unet, self._pipe.vae
-        kind = plan.attention
-        if kind == "fused" and not has_fused_kernel(self.device, unet.dtype):
-            log.warning("this torch has no fused attention for the card; attending in blocks")
-            kind = "chunked"
-        attend_with(unet, kind, block_bytes=plan.block_bytes)
-        # One head for the whole picture, whose scores leave float16's range in some VAEs.
-        attend_with(vae, plan.vae_attention, block_bytes=plan.block_bytes, upcast=True)
-        layout = torch.channels_last if plan.channels_last else torch.contiguous_format
-        if plan.channels_last or self._followed is not None:
-            unet.to(memory_format=layout)
-            vae.to(memory_format=layout)
-        self._followed = chosen
+        """Let the components compute, and lie in memory, as planned."""
+        means.apply(self._pipe, plan, self.device)
 
-    def _enlarged(self, image: Image | BadImage, scale: int) -> Image | BadImage:
-        if isinstance(image, BadImage) or scale == 1:
-            return image
-        if self._upscaler is None:
-            self._upscaler = upscale.load(self.device)
+    def _enlarged(self, made: Made, scale: int) -> Made:
+        if isinstance(made, BadImage) or scale == 1:
+            return made
         try:
-            return self._upscaler.upscale(image, scale)
+            if isinstance(made, Unfinished):
+                return Unfinished(str(made), self._network(made.image, scale))
+            return self._network(made, scale)
         except BadImage as error:
             return error
+
+    def _network(self, image: Image, scale: int) -> Image:
+        if self._upscaler is None:
+            self._upscaler = upscale.load(self.device)
+        return self._upscaler.upscale(image, scale)
 
 
 def _announced(jobs: Sequence[Job], plan: Plan) -> Path | None:
@@ -141,15 +156,15 @@ def translated(plan: Plan) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfVram(_in_a_line(plan, "ran out of memory", error)) from error
-    except torch.AcceleratorError as error:
-        raise HardwareError(_in_a_line(plan, "failed", error)) from error
-    except RuntimeError as error:
-        # On the CPU torch has no exception of its own for it.
-        if "DefaultCPUAllocator" not in str(error):
-            raise
-        raise OutOfVram(_in_a_line(plan, "ran out of memory", error)) from error
+    except (RuntimeError, MemoryError) as error:
+        said = str(error)
+        if ran_out(error):
+            raise OutOfVram(
+                f"{plan.device} {in_words(said)}", needed_bytes=needed_bytes(said)
+            ) from error
+        if isinstance(error, torch.AcceleratorError):
+            raise HardwareError(_in_a_line(plan, "failed", error)) from error
+        raise
 
 
 def _in_a_line(plan: Plan, what: str, error: RuntimeError) -> str:

@@ -145,9 +145,22 @@ UNSUPPORTED_INPUTS: Final[Mapping[int, str]] = {
     5: "a depth-guided model (5 input channels)",
     7: "a x4 upscaling diffusion model (7 input channels)",
     8: "an instruction-editing model (InstructPix2Pix, 8 input channels)",
-    9: "an inpainting model (9 input channels)",
 }
 """What a UNet with so many input channels is."""
+
+INPAINTING_CHANNELS: Final = 9
+"""What the UNet of an inpainting model takes: latents, the mask, and the masked picture's latents.
+
+Source: RunwayML's Stable Diffusion inpainting, 2022-10.
+"""
+
+
+def weights_of_inputs(channels: int, width: int) -> int:
+    """How many more weights a UNet has for its further input channels.
+
+    `width` is of its first convolution, which is 3 by 3.
+    """
+    return (channels - 4) * width * 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +168,7 @@ class Checkpoint:
     """One model on disk, identified.
 
     `dtype` is that of most of the stored UNet (`float16`, ...), `bytes` the size of the weights.
+    `in_channels` is what the UNet takes: 4, or 9 of an inpainting model.
     `variants` are the complete sets of weights in a folder: `""` and `"fp16"`. `reasons` say how
     what is not plainly written in the file was decided.
     """
@@ -170,3 +184,4 @@ class Checkpoint:
     parameters: Parameters
     variants: tuple[str, ...] = ("",)
     reasons: tuple[str, ...] = ()
+    in_channels: int = 4

@@ -12,12 +12,14 @@ from sdamd.checkpoint.family import (
     ALLOWED,
     EPSILON,
     FAMILIES,
+    INPAINTING_CHANNELS,
     UNSUPPORTED_INPUTS,
     V_PREDICTION,
     Checkpoint,
     Family,
     Layout,
     Parameters,
+    weights_of_inputs,
 )
 from sdamd.checkpoint.header import (
     PICKLE,
@@ -32,8 +34,10 @@ from sdamd.errors import BadCheckpoint
 _PIPELINES: Final[Mapping[str, str]] = {
     "StableDiffusionPipeline": "StableDiffusionPipeline",
     "StableDiffusionImg2ImgPipeline": "StableDiffusionPipeline",
+    "StableDiffusionInpaintPipeline": "StableDiffusionPipeline",
     "StableDiffusionXLPipeline": "StableDiffusionXLPipeline",
     "StableDiffusionXLImg2ImgPipeline": "StableDiffusionXLPipeline",
+    "StableDiffusionXLInpaintPipeline": "StableDiffusionXLPipeline",
 }
 COMPONENTS: Final[Mapping[str, Sequence[str]]] = {
     "StableDiffusionPipeline": ("unet", "vae", "text_encoder"),
@@ -85,6 +89,7 @@ def identify_folder(path: Path) -> Checkpoint:
         dtype=stored_dtype(t for header in headers["unet"] for t in header.tensors.values()),
         parameters=parameters,
         variants=tuple(sorted(variants)),
+        in_channels=_input_channels(configs["unet"]),
     )
 
 
@@ -144,10 +149,24 @@ def _refuse_folder_unet(path: Path, config: Mapping[str, object]) -> None:
         raise BadCheckpoint(
             f"{path} is an LCM-distilled model, which embeds the guidance; {ALLOWED}"
         )
-    channels = config.get("in_channels", 4)
+    channels = _input_channels(config)
     if channels in UNSUPPORTED_INPUTS:
-        assert isinstance(channels, int)
         raise BadCheckpoint(f"{path} is {UNSUPPORTED_INPUTS[channels]}; {ALLOWED}")
+
+
+def _input_channels(config: Mapping[str, object]) -> int:
+    channels = config.get("in_channels", 4)
+    return channels if isinstance(channels, int) else 4
+
+
+def _without_further_inputs(config: Mapping[str, object], count: int) -> int:
+    """How many weights a UNet has but for the further input channels of an inpainting model."""
+    widths = config.get("block_out_channels")
+    inpaints = _input_channels(config) == INPAINTING_CHANNELS
+    if not inpaints or not isinstance(widths, list):
+        return count
+    width = widths[0] if widths and isinstance(widths[0], int) else 0
+    return count - weights_of_inputs(INPAINTING_CHANNELS, width)
 
 
 def _variants(
@@ -206,10 +225,11 @@ def _family_of_folder(
 ) -> Family:
     """Take the family of the same size, else make one for a model of its own dimensions."""
     unet, vae = configs["unet"], configs["vae"]
+    count = _without_further_inputs(unet, parameters.unet)
     known = [
         family
         for family in FAMILIES.values()
-        if family.pipeline == pipeline and family.parameters.unet == parameters.unet
+        if family.pipeline == pipeline and family.parameters.unet == count
     ]
     if known:
         exact = [family for family in known if family.prediction_type == prediction_type]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -9,11 +10,13 @@ from sdamd.checkpoint.family import (
     ALLOWED,
     EPSILON,
     FAMILIES,
+    INPAINTING_CHANNELS,
     UNSUPPORTED_INPUTS,
     V_PREDICTION,
     Checkpoint,
     Family,
     Layout,
+    weights_of_inputs,
 )
 from sdamd.checkpoint.header import PICKLE, Header, Tensor, read_header, stored_dtype
 from sdamd.errors import BadCheckpoint
@@ -102,6 +105,7 @@ def identify_file(path: Path) -> Checkpoint:
     header = read_header(path)
     _refuse_other_kinds(path, header.tensors)
     family = _family_of_unet(path, header.tensors)
+    width, channels = _first_convolution(header.tensors)
     prediction_type, reasons = _prediction_type(path, header, family)
     if family.name == "sd21" and prediction_type == EPSILON:
         family = FAMILIES["sd21-base"]
@@ -114,8 +118,12 @@ def identify_file(path: Path) -> Checkpoint:
         prediction_type=prediction_type,
         zero_terminal_snr="ztsnr" in header.tensors,
         dtype=stored_dtype(t for k, t in header.tensors.items() if k.startswith(_UNET)),
-        parameters=family.parameters,
+        parameters=replace(
+            family.parameters,
+            unet=family.parameters.unet + weights_of_inputs(channels, width),
+        ),
         reasons=reasons,
+        in_channels=channels,
     )
 
 
@@ -142,7 +150,7 @@ def _refuse_other_kinds(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _family_of_unet(path: Path, tensors: Mapping[str, Tensor]) -> Family:
     """The family by the UNet's shapes; everything that cannot run is refused by its name."""
-    width, channels = (*tensors[_UNET + "input_blocks.0.0.weight"].shape, 0, 0)[:2]
+    width, channels = _first_convolution(tensors)
     context = next(
         (
             tensor.shape[-1]
@@ -156,6 +164,7 @@ def _family_of_unet(path: Path, tensors: Mapping[str, Tensor]) -> Family:
     if family.name == "sd21" and _UNET + "label_emb.0.0.weight" in tensors:
         raise BadCheckpoint(f"{path} is Stable Diffusion 2.1 unCLIP, made from pictures; {ALLOWED}")
     count = sum(tensor.size for name, tensor in tensors.items() if name.startswith(_UNET))
+    count -= weights_of_inputs(channels, width)
     if count != family.parameters.unet:
         raise BadCheckpoint(
             f"{path} resembles {family.title}, but its UNet has {count} parameters instead of "
@@ -176,13 +185,19 @@ def _family_of_unet(path: Path, tensors: Mapping[str, Tensor]) -> Family:
     return family
 
 
+def _first_convolution(tensors: Mapping[str, Tensor]) -> tuple[int, int]:
+    """How many channels it gives and takes."""
+    width, channels = (*tensors[_UNET + "input_blocks.0.0.weight"].shape, 0, 0)[:2]
+    return width, channels
+
+
 def _refuse_unet(path: Path, channels: int, shape: tuple[int, int]) -> None:
     if shape == _REFINER:
         raise BadCheckpoint(
             f"{path} is the Stable Diffusion XL refiner, which finishes pictures of the base "
             f"model; {ALLOWED}"
         )
-    if channels != 4:
+    if channels not in {4, INPAINTING_CHANNELS}:
         what = UNSUPPORTED_INPUTS.get(channels, f"a model of {channels} input channels")
         raise BadCheckpoint(f"{path} is {what}; {ALLOWED}")
     if shape not in _FAMILY_OF_UNET:

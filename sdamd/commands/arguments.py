@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sdamd import scheduler
+from sdamd import picture, scheduler
 from sdamd.errors import BadRequest, UserError
 from sdamd.filename import Pattern
 from sdamd.request import Request
@@ -31,7 +31,7 @@ def asked_for(asked: argparse.Namespace) -> tuple[Request, Settings]:
         BadRequest: with everything that is wrong with either.
     """
     problems: list[str] = []
-    values = _noting(problems, lambda: fields_asked(asked)) or {}
+    values = fields_asked(asked, problems)
     settings = _noting(problems, lambda: settings_of(asked))
     presets: tuple[Preset, ...] = ()
     if asked.preset and settings is not None:
@@ -49,27 +49,31 @@ def asked_for(asked: argparse.Namespace) -> tuple[Request, Settings]:
     return request, settings
 
 
-def fields_asked(asked: argparse.Namespace) -> dict[str, Any]:
+def fields_asked(asked: argparse.Namespace, problems: list[str]) -> dict[str, Any]:
     """The request fields that a picture's record, `--set` and flags give, the later ones first.
 
+    What is malformed is added to `problems`.
+
     Raises:
-        BadRequest: a `--set` is malformed.
         BadMetadata: the picture has no record that can be read.
     """
     values: dict[str, Any] = {}
     if asked.from_image:
         from sdamd import gallery  # noqa: PLC0415  # Pillow takes as long as all of `plan`
 
-        values |= gallery.request_from_png(asked.from_image).to_dict()
-    problems: list[str] = []
+        reading = gallery.read(asked.from_image)
+        for unused in reading.unused:
+            log.warning("%s: %s", asked.from_image, unused)
+        values |= reading.values
+        for field_name in ("init_image", "mask_image"):
+            found = picture.beside(values.get(field_name), asked.from_image.parent)
+            values |= {field_name: str(found)} if found else {}
     for pair in asked.set:
         name, equals, value = pair.partition("=")
         if equals:
             values[name.strip().replace("-", "_")] = value
         else:
             problems.append(f"--set is {pair!r}; allowed is FIELD=VALUE")
-    if problems:
-        raise BadRequest(*problems)
     flags = {f.name: getattr(asked, f.name) for f in fields(Request)}
     return values | {name: v for name, v in flags.items() if v is not None}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from sdamd import gallery
 from sdamd.commands.arguments import asked_for, stop_on_interrupt
 from sdamd.errors import INTERRUPTED
-from sdamd.metadata import JSON_KEY, from_json, request_from_texts
 from sdamd.progress import Progress
 from sdamd.render import Failed, Started, Step, in_pass_of
 from sdamd.request import Request
@@ -65,10 +64,10 @@ def _pass_size(path: Path, request: Request) -> int:
 
     It is 1 for a request that changes something, and for the records of other tools.
     """
-    texts = gallery.read_texts(path)
-    if JSON_KEY not in texts or request_from_texts(texts) != request:
+    reading = gallery.read(path)
+    if reading.record is None or reading.request() != request:
         return 1
-    return from_json(texts[JSON_KEY]).together
+    return reading.record.together
 
 
 def event_line(event: Happening) -> dict[str, object] | None:

@@ -82,7 +82,11 @@ def _save(asked: argparse.Namespace) -> int:
     values: dict[str, object] = {}
     for name in asked.preset:
         values |= find(name, settings.presets)[0].values
-    request = Request.from_dict(values | fields_asked(asked))
+    problems: list[str] = []
+    values |= fields_asked(asked, problems)
+    if problems:
+        raise BadRequest(*problems)
+    request = Request.from_dict(values)
     about: dict[str, Any] = {"name": asked.name, "tags": tuple(asked.tag)}
     about |= {n: getattr(asked, n) or "" for n in ("description", "author", "licence")}
     data = write(from_request(request, **about))

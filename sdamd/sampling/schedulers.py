@@ -22,7 +22,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerOutput
 from sdamd.errors import BadCheckpoint, BadRequest
 from sdamd.sampling.noise import per_picture
 from sdamd.sampling.sigmas import noise_levels
-from sdamd.sampling.solvers import SOLVERS
+from sdamd.sampling.solvers import SOLVERS, KDiffusionScheduler
 from sdamd.scheduler import Schedule, parse, problem_with_steps
 
 Scheduler: TypeAlias = SchedulerMixin
@@ -38,11 +38,13 @@ _TRAINING = (
 )
 
 
-def build(name: str, config: Mapping[str, object]) -> Scheduler:
+def build(name: str, config: Mapping[str, object], *, skip: int = 0) -> Scheduler:
     """Make the scheduler of that name for a checkpoint.
 
     Args:
         name: any spelling that `scheduler.resolve` knows.
+        skip: how many steps of each run are left out at its start, where the latents are a
+            picture with the noise of the first one that is left (`noised`).
         config: the checkpoint's own scheduler config, as diffusers writes it. Only what says how
             the model was trained is read: betas, prediction type, zero terminal SNR.
 
@@ -50,6 +52,37 @@ def build(name: str, config: Mapping[str, object]) -> Scheduler:
         BadRequest: the name is not known, or does not go with this checkpoint.
         BadCheckpoint: the config is of no kind that can be sampled.
     """
+    scheduler = _build(name, config)
+    scheduler.skip = skip
+    return scheduler
+
+
+def first_step(steps: int, strength: float) -> int:
+    """How many of `steps` are left out for a strength, as diffusers' pipelines reckon."""
+    return max(steps - min(int(steps * strength), steps), 0)
+
+
+def noised(
+    scheduler: Scheduler, latents: torch.Tensor, noise: torch.Tensor, call: int
+) -> torch.Tensor:
+    """Latents with the noise that a call of the model expects; after the last one, without.
+
+    Args:
+        scheduler: of `build`, after `set_timesteps`.
+        latents: of a picture, (pictures, channels, height, width), float32.
+        noise: as `latents`, of deviation 1.
+        call: counts from 0 within the run.
+    """
+    if call >= len(scheduler.timesteps):
+        return latents
+    if isinstance(scheduler, KDiffusionScheduler):
+        return scheduler.noised(latents, noise, call)
+    timesteps = scheduler.timesteps[call : call + 1].cpu()
+    made: torch.Tensor = scheduler.add_noise(latents, noise, timesteps)
+    return made
+
+
+def _build(name: str, config: Mapping[str, object]) -> Scheduler:
     sampler, schedule = parse(name)
     prediction = config.get("prediction_type", "epsilon")
     if prediction not in _PREDICTION_TYPES:
@@ -116,7 +149,21 @@ def _in_float32(step: Callable[..., Any]) -> Callable[..., Any]:
     return stepped
 
 
-class Ddim(DDIMScheduler):  # type: ignore[misc]  # diffusers has no types
+class _Skipping:
+    """Leaves out the first `skip` timesteps of every run."""
+
+    skip = 0
+    timesteps: torch.Tensor
+
+    def set_timesteps(
+        self, num_inference_steps: int, device: str | torch.device | None = None
+    ) -> None:
+        """As in diffusers, without the timesteps that are left out."""
+        super().set_timesteps(num_inference_steps, device)  # type: ignore[misc]  # diffusers'
+        self.timesteps = self.timesteps[self.skip :]
+
+
+class Ddim(_Skipping, DDIMScheduler):  # type: ignore[misc]  # diffusers has no types
     """DDIM as its authors wrote it, with a call of the model for every step.
 
     AUTOMATIC1111 leaves out the last one, which changes the latents by about 0.25 %.
@@ -125,7 +172,7 @@ class Ddim(DDIMScheduler):  # type: ignore[misc]  # diffusers has no types
     step = _in_float32(DDIMScheduler.step)
 
 
-class Ddpm(DDPMScheduler):  # type: ignore[misc]  # diffusers has no types
+class Ddpm(_Skipping, DDPMScheduler):  # type: ignore[misc]  # diffusers has no types
     """The ancestral sampling of Ho et al. 2020, arXiv:2006.11239, on fewer timesteps."""
 
     step = _in_float32(DDPMScheduler.step)
@@ -134,7 +181,21 @@ class Ddpm(DDPMScheduler):  # type: ignore[misc]  # diffusers has no types
 class Pndm(PNDMScheduler):  # type: ignore[misc]  # diffusers has no types
     """Pseudo linear multistep (PLMS); calls the model once more than it has steps."""
 
+    skip = 0
     step = _in_float32(PNDMScheduler.step)
+
+    def set_timesteps(
+        self, num_inference_steps: int, device: str | torch.device | None = None
+    ) -> None:
+        """As in diffusers, but that the doubled call is the second one wherever a run starts.
+
+        diffusers' pipelines cut the list, so that the call that the solver takes twice is gone and
+        all after it are a step off.
+        """
+        super().set_timesteps(num_inference_steps, device)
+        every: torch.Tensor = self.timesteps
+        once = torch.cat([every[:1], every[2:]])[self.skip :]
+        self.timesteps: torch.Tensor = torch.cat([once[:2], once[1:]])
 
 
 class UniPc(UniPCMultistepScheduler):  # type: ignore[misc]  # diffusers has no types
@@ -143,6 +204,7 @@ class UniPc(UniPCMultistepScheduler):  # type: ignore[misc]  # diffusers has no 
     Source: Zhao et al. 2023, arXiv:2302.04867.
     """
 
+    skip = 0
     step = _in_float32(UniPCMultistepScheduler.step)
 
     def set_timesteps(
@@ -151,10 +213,11 @@ class UniPc(UniPCMultistepScheduler):  # type: ignore[misc]  # diffusers has no 
         """Lay out the run in evenly spaced times, down to the weakest trained noise level.
 
         diffusers would round them. `timesteps` is (steps,), float32, on `device`; `sigmas`
-        (steps + 1,), float32, on the CPU.
+        (steps + 1,), float32, on the CPU; both without the steps that are left out.
         """
         levels = noise_levels(self.config)
         timesteps = torch.linspace(len(levels.sigmas) - 1, 0, num_inference_steps + 1)
+        timesteps = timesteps[self.skip :]
         self.sigmas = levels.sigma_at(timesteps)
         self.timesteps = timesteps[:-1].to(device)
         self.num_inference_steps = num_inference_steps
@@ -169,6 +232,7 @@ class UniPc(UniPCMultistepScheduler):  # type: ignore[misc]  # diffusers has no 
 class Lcm(LCMScheduler):  # type: ignore[misc]  # diffusers has no types
     """Latent consistency. Source: Luo et al. 2023, arXiv:2310.04378."""
 
+    skip = 0
     step = _in_float32(LCMScheduler.step)
 
     def set_timesteps(
@@ -189,6 +253,10 @@ class Lcm(LCMScheduler):  # type: ignore[misc]  # diffusers has no types
         super().set_timesteps(
             num_inference_steps, device, original_inference_steps, timesteps, strength
         )
+        if self.skip:
+            left: torch.Tensor = self.timesteps[self.skip :]
+            self.timesteps: torch.Tensor = left
+            self.num_inference_steps = len(self.timesteps)  # it adds no noise after the last one
 
 
 _WITHOUT_ZERO_SNR = frozenset({"PNDM"})  # diffusers has no rescaling in it

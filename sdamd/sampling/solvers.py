@@ -80,6 +80,7 @@ class KDiffusionScheduler(EulerDiscreteScheduler):  # type: ignore[misc]  # diff
         )
         self.register_to_config(schedule=str(schedule))
         self.levels = noise_levels(self.config)
+        self.skip = 0
         self._start_over([], [])
 
     def set_timesteps(
@@ -87,7 +88,8 @@ class KDiffusionScheduler(EulerDiscreteScheduler):  # type: ignore[misc]  # diff
     ) -> None:
         """Lay out the run: one sigma and timestep for every call of the model.
 
-        `timesteps` is (calls,), float32, on `device`; `sigmas` (calls + 1,), float32, on the CPU.
+        `timesteps` is (calls,), float32, on `device`, without those of the first `skip` steps;
+        `sigmas` (all calls + 1,), float32, on the CPU.
         """
         steps = ladder(
             Schedule(self.config.schedule),
@@ -97,12 +99,23 @@ class KDiffusionScheduler(EulerDiscreteScheduler):  # type: ignore[misc]  # diff
         )
         calls = list(self._calls(steps.tolist()))
         sigmas = torch.tensor([sigma for _, _, sigma in calls], dtype=torch.float32)
-        self.timesteps = self.levels.timestep_at(sigmas).to(device)
+        first = next(index for index, (step, _, _) in enumerate(calls) if step >= self.skip)
+        self.timesteps = self.levels.timestep_at(sigmas)[first:].to(device)
         self.sigmas = torch.cat([sigmas, steps[-1:]])
         self.num_inference_steps = num_inference_steps
         self._step_index: int | None = None
-        self._begin_index = None
+        self._begin_index = first or None
         self._start_over(steps.tolist(), [(step, stage) for step, stage, _ in calls])
+
+    @property
+    def init_noise_sigma(self) -> float | torch.Tensor:
+        """What a pipeline multiplies its latents by; those of a later start have their noise."""
+        return 1.0 if self.skip else super().init_noise_sigma
+
+    def noised(self, latents: torch.Tensor, noise: torch.Tensor, call: int) -> torch.Tensor:
+        """Latents with the noise that the call of this number in the run expects."""
+        sigma = float(self.sigmas[(self._begin_index or 0) + call])
+        return latents + sigma * noise
 
     def step(
         self,

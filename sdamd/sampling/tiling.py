@@ -1,5 +1,11 @@
-"""The VAE on pictures that are too large for it: tiles of one shape, blended where they overlap."""
+"""The VAE in tiles of one shape, for pictures that are too large for it; blended where they share.
 
+One tile after another, each square unless the picture is smaller, since a GPU searches its kernels
+anew for every shape. Tiles are evenly spread, and cross over linearly in all that they share: a
+VAE sees too far for tiles that only touch.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -10,34 +16,86 @@ OVERLAP: Final = 8
 """A tile shares at least a quarter with its neighbour, so an eighth of it is context."""
 
 
-def decode(vae: Any, latents: torch.Tensor, *, tile: int) -> torch.Tensor:
-    """Latents (pictures, channels, height / 8, width / 8), scaled, to pixels in float32.
+def decode(
+    compute: Callable[[torch.Tensor], torch.Tensor],
+    latents: torch.Tensor,
+    *,
+    tile: int,
+    factor: int,
+) -> torch.Tensor:
+    """Latents (pictures, channels, height / factor, width / factor), scaled, to pixels in float32.
 
-    One tile after another, each `tile` pixels square unless the picture is smaller, since a GPU
-    searches its kernels anew for every shape. Tiles are evenly spread, and cross over linearly in
-    all that they share: a VAE sees too far for tiles that only touch.
+    Args:
+        compute: decodes one tile, (1, channels, ...) to (1, 3, ...).
+        latents: in the dtype of the VAE.
+        tile: the side of a tile in pixels.
+        factor: how many pixels a latent stands for along each side.
     """
-    factor = vae_factor(vae)
-    side = tile // factor
-    pictures, _, height, width = latents.shape
+    return _blended(compute, latents, tile // factor, read=1, write=factor)
+
+
+def encode(
+    compute: Callable[[torch.Tensor], torch.Tensor],
+    pixels: torch.Tensor,
+    *,
+    tile: int,
+    factor: int,
+) -> torch.Tensor:
+    """Pixels (pictures, 3, height, width) to what `compute` makes of them at a `factor`-th.
+
+    In float32. The means and the logarithms of variances are blended alike.
+
+    Args:
+        compute: encodes one tile, (1, 3, ...) to (1, channels, ...).
+        pixels: in the dtype of the VAE.
+        tile: the side of a tile in pixels.
+        factor: how many pixels a latent stands for along each side.
+    """
+    return _blended(compute, pixels, tile // factor, read=factor, write=1)
+
+
+def _blended(
+    compute: Callable[[torch.Tensor], torch.Tensor],
+    given: torch.Tensor,
+    side: int,
+    *,
+    read: int,
+    write: int,
+) -> torch.Tensor:
+    """Tiles of `side` latents, which are `read` wide in what is given and `write` in what comes."""
+    pictures, _, height, width = given.shape
     rows, columns = (
-        tiles.cut(length, tile=side, context=side // OVERLAP) for length in (height, width)
+        tiles.cut(length // read, tile=side, context=side // OVERLAP) for length in (height, width)
     )
-    made = torch.zeros(
-        (pictures, 3, height * factor, width * factor), device=latents.device, dtype=torch.float32
-    )
-    down, across = (shares(spans, factor) for spans in (rows, columns))
-    for picture in range(pictures):
-        for y, of_y in zip(rows, down, strict=True):
-            for x, of_x in zip(columns, across, strict=True):
-                part = latents[picture : picture + 1, :, y.start : y.stop, x.start : x.stop]
-                pixels = vae.decode(part, return_dict=False)[0][0].float()
-                share = (of_y[:, None] * of_x).to(pixels.device)
-                big_y, big_x = y.times(factor), x.times(factor)
-                made[picture, :, big_y.start : big_y.stop, big_x.start : big_x.stop].add_(
-                    pixels.mul_(share)
-                )
+    down, across = (shares(spans, write) for spans in (rows, columns))
+    made: torch.Tensor | None = None
+    for picture, (y, of_y), (x, of_x) in _every(
+        pictures, list(zip(rows, down, strict=True)), list(zip(columns, across, strict=True))
+    ):
+        from_y, from_x = y.times(read), x.times(read)
+        part = given.narrow(0, picture, 1).narrow(2, from_y.start, from_y.stop - from_y.start)
+        part = compute(part.narrow(3, from_x.start, from_x.stop - from_x.start)).float()
+        if made is None:
+            shape = (pictures, part.shape[1], height // read * write, width // read * write)
+            made = torch.zeros(shape, device=part.device, dtype=torch.float32)
+        to_y, to_x = y.times(write), x.times(write)
+        share = (of_y[:, None] * of_x).to(part.device)
+        target = made.narrow(0, picture, 1).narrow(2, to_y.start, to_y.stop - to_y.start)
+        target.narrow(3, to_x.start, to_x.stop - to_x.start).add_(part.mul_(share))
+    assert made is not None
     return made
+
+
+Axis = list[tuple[tiles.Span, torch.Tensor]]
+
+
+def _every(
+    pictures: int, rows: Axis, columns: Axis
+) -> Iterator[tuple[int, tuple[tiles.Span, torch.Tensor], tuple[tiles.Span, torch.Tensor]]]:
+    for picture in range(pictures):
+        for row in rows:
+            for column in columns:
+                yield picture, row, column
 
 
 def shares(spans: tuple[tiles.Span, ...], factor: int) -> list[torch.Tensor]:
