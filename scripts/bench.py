@@ -3,6 +3,7 @@
     python -m scripts.bench batch      16 pictures of the embedded model, saved as PNG
     python -m scripts.bench startup    what a person waits for before anything happens
     python -m scripts.bench attention  one layer of SD 1.5: fused, in blocks, in slices
+    python -m scripts.bench memory     SD 1.5 at its real size: what is resident, and how long
 
 Figures are only for comparing within one run: machines are noisy, so the two sides take turns.
 """
@@ -16,9 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
+
+from scripts.bench_memory import memory
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "sdamd" / "assets" / "tiny"
@@ -169,6 +173,20 @@ def attention(rounds: int) -> dict[str, object]:
     return {"what": "2 x 4096 tokens, 8 heads of 40, float32", **figures}
 
 
+def both_memories(rounds: int, steps: int, model: Path | None) -> dict[str, object]:
+    """What is resident in RAM on this machine, and what cards hold as the accountant counts it."""
+    from scripts.measure_vram import figures  # noqa: PLC0415  # torch, on a fake GPU
+
+    on_cards = [
+        {
+            key: round(value / 2**30, 2) if isinstance(value, int) and key != "side" else value
+            for key, value in asdict(figure).items()
+        }
+        for figure in figures()
+    ]
+    return {**memory(rounds, steps, model), "on cards, GiB in float16": on_cards}
+
+
 def peak_bytes(run: Callable[[], object]) -> int:
     """The most that torch's CPU allocator held while `run` ran, beyond what it held before.
 
@@ -207,14 +225,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("batch", "startup", "attention"))
+    parser.add_argument("what", choices=("batch", "startup", "attention", "memory"))
     parser.add_argument("--count", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2, help="of memory")
+    parser.add_argument("--model", type=Path, help="of memory: where its weights are kept")
     asked = parser.parse_args()
     measure: Mapping[str, Callable[[], dict[str, object]]] = {
         "batch": partial(batch, asked.count, asked.rounds),
         "startup": partial(startup, asked.rounds),
         "attention": partial(attention, asked.rounds),
+        "memory": partial(both_memories, asked.rounds, asked.steps, asked.model),
     }
     figures = measure[asked.what]()
     machine = {

@@ -32,7 +32,7 @@ from sdamd import plan as planning
 from sdamd.backends.backend import open_backend
 from sdamd.batch import expand
 from sdamd.checkpoint import identify
-from sdamd.errors import BadImage
+from sdamd.errors import SdamdError
 from sdamd.request import Job, Request
 from sdamd.settings import Settings
 
@@ -138,7 +138,7 @@ def render(folder: Path, asked: Sequence[Asked], batch: int = 24) -> list[Image.
     images: list[Image.Image] = []
     for at in range(0, len(jobs), batch):
         for image in pipeline.sample(jobs[at : at + batch], plan, lambda *_: False):
-            if isinstance(image, BadImage):
+            if isinstance(image, SdamdError):
                 raise image
             images.append(image)
         print(f"\r{len(images)} of {len(jobs)} pictures", end="", file=sys.stderr)

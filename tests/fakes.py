@@ -11,7 +11,7 @@ from io import StringIO
 
 from PIL import Image
 
-from sdamd.backends.backend import Watch
+from sdamd.backends.backend import Made, Outcome, Watch
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadCheckpoint, BadImage, OutOfVram, SdamdError, Stopped
 from sdamd.plan import Plan, Stages
@@ -49,12 +49,15 @@ class FakeBackend:
     """Makes pictures whose colours tell their seed.
 
     `faults` are by seed, so they strike again in another process. `out_of_vram` are numbers of
-    passes, from 1. `largest_batch` is what fits into the memory.
+    passes, from 1. `largest_batch` is what fits into the memory. After `leaks_after` pictures in
+    one process nothing fits any more. `ends` gives how a run under a plan went.
     """
 
     faults: Mapping[int, Fault] = field(default_factory=dict)
     out_of_vram: Collection[int] = ()
     largest_batch: int = 64
+    leaks_after: int | None = None
+    ends: Callable[[Plan], Outcome] = lambda plan: Outcome(plan=plan)
     loads: list[tuple[str, Plan]] = field(default_factory=list)
     passes: list[tuple[tuple[int, ...], Plan]] = field(default_factory=list)
 
@@ -63,16 +66,26 @@ class FakeBackend:
         return FakePipeline(self)
 
 
+made_here: list[int] = []
+"""Pictures that this process has tried, with any backend: what a driver would not give back."""
+
+
 class FakePipeline:
     def __init__(self, backend: FakeBackend) -> None:
         self._backend = backend
+        self.outcome: Outcome | None = None
 
-    def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Image.Image | BadImage]:
+    def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Made]:
         backend = self._backend
+        self.outcome = backend.ends(plan)
         backend.passes.append((tuple(job.seed for job in jobs), plan))
         if len(backend.passes) in backend.out_of_vram or len(jobs) > backend.largest_batch:
             raise OutOfVram(f"no room for {len(jobs)}")
-        made: list[Image.Image | BadImage] = []
+        if backend.leaks_after is not None:
+            made_here.append(len(jobs))
+            if sum(made_here) > backend.leaks_after:
+                raise OutOfVram("the memory is gone", stage="decode")
+        made: list[Made] = []
         for step in range(1, jobs[0].steps + 1):
             if watch(step, jobs[0].steps):
                 raise Stopped

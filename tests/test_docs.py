@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import sdamd
 from scripts import set_up, tiny_pictures
@@ -25,7 +26,7 @@ from sdamd.hardware.runtime import Engine, choose_build
 from sdamd.models import EMBEDDED
 from sdamd.plan import make_plan
 from sdamd.render import Failed, Started, Step
-from sdamd.request import Job, Request, buckets, limits_of
+from sdamd.request import ALPHA, Job, Request, buckets, limits_of
 from sdamd.scheduler import SAMPLERS, Schedule
 from sdamd.settings import Settings
 from sdamd.studio import Saved
@@ -115,8 +116,16 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
     return {o for a in parser._actions for o in a.option_strings if o.startswith("--")} - {"--help"}
 
 
+def all_flags(parser: argparse.ArgumentParser) -> set[str]:
+    """Those of its words too: `batch run --stop-at`."""
+    nested = [p for a in parser._actions if isinstance(a.choices, dict) for p in a.choices.values()]
+    return flags_of(parser).union(*map(all_flags, nested))
+
+
 @pytest.mark.parametrize("words", every_command(), ids=" ".join)
-def test_a_command_of_a_document_is_understood(words: list[str]) -> None:
+def test_a_command_of_a_document_is_understood(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = sdamd_arguments(words)
     if arguments is None:
         return
@@ -124,7 +133,18 @@ def test_a_command_of_a_document_is_understood(words: list[str]) -> None:
     if arguments and arguments[0] in ("generate", "plan"):
         request = Request.from_dict({f.name: getattr(asked, f.name) for f in fields(Request)})
         Pattern.parse(asked.filename or Settings(home=ROOT).filename)
+        monkeypatch.chdir(tmp_path)
+        _draw(request)
         assert len(list(expand(request, FAMILIES["sd15"]))) == request.count
+
+
+def _draw(request: Request) -> None:
+    """The pictures that a command names, half white so that they do as masks too."""
+    drawn = Image.new("RGB", (512, 512), "black")
+    drawn.paste("white", (0, 0, 256, 512))
+    for name in (request.init_image, request.mask_image):
+        if name and name != ALPHA:
+            drawn.save(Path(name).name)
 
 
 CHEAP = ("plan", "doctor", "models", "--help")
@@ -176,7 +196,7 @@ def run_sdamd(arguments: list[str], home: Path) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_flag_that_is_named_exists(name: str) -> None:
     known = {"--setup-only", "--dry-run", "--root", "--platform", "--build", "--extras", "--fast"}
-    known |= {"--help", "--version"}.union(*(flags_of(p) for p in all_parsers().values()))
+    known |= {"--help", "--version"}.union(*map(all_flags, all_parsers().values()))
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", read(name))) <= known
 
 

@@ -1,22 +1,39 @@
 import io
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 import sdamd
-from sdamd import gallery, models
-from sdamd.errors import BadCheckpoint, BadImage, OutOfVram, UserError
+from sdamd import gallery, learnt, models
+from sdamd import render as render_module
+from sdamd.backends.backend import Measured, Outcome
+from sdamd.errors import (
+    BadCheckpoint,
+    BadImage,
+    DoesNotFit,
+    OutOfVram,
+    StorageError,
+    Unfinished,
+    UserError,
+)
 from sdamd.hardware.device import CPU, Device
 from sdamd.hardware.products import find_card
 from sdamd.hardware.runtime import Engine
-from sdamd.render import Event, Failed, LocalRender, Rendered, Started, Step, in_pass_of
+from sdamd.plan import Plan, plan_on
+from sdamd.render import Ended, Event, Failed, LocalRender, Rendered, Started, Step, in_pass_of
 from sdamd.request import Job
 from sdamd.settings import Settings
-from tests.fakes import FakeBackend, Fault, never, picture, seeds, stop_after
+from tests import fakes
+from tests.fakes import FakeBackend, FakePipeline, Fault, never, picture, seeds, stop_after
+
+EMBEDDED = models.find("", Path("/nowhere"))
 
 
 def events(
@@ -214,7 +231,7 @@ def test_a_bad_picture_fails_and_the_others_go_on(job: Job, machine: Settings) -
 # -- out of memory -------------------------------------------------------------------------------
 
 
-def test_out_of_memory_takes_the_next_way_down_until_it_fits(
+def test_a_run_that_cannot_go_on_begins_again_with_fewer_pictures(
     job: Job, machine: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = FakeBackend(largest_batch=1)
@@ -223,9 +240,9 @@ def test_out_of_memory_takes_the_next_way_down_until_it_fits(
     assert passes(backend) == [(1, 2, 3, 4), (1, 2), (1,), (2,), (3,), (4,)]
     assert [e.job.seed for e in happened if isinstance(e, Rendered)] == [1, 2, 3, 4]
     assert [e.plan.batch for e in happened if isinstance(e, Started)] == [4] * 4 + [2] * 2 + [1] * 4
-    assert [r.message.partition(";")[0] for r in caplog.records] == [
-        "no room for 4",
-        "no room for 2",
+    assert [r.message for r in caplog.records] == [
+        "no room for 4; trying again with 2 at a time",
+        "no room for 2; trying again with 1 at a time",
     ]
 
 
@@ -237,24 +254,244 @@ def test_what_was_finished_before_is_not_rendered_again(job: Job, machine: Setti
 
 
 def test_the_pipeline_is_given_up_before_another_try(job: Job, machine: Settings) -> None:
-    backend = FakeBackend(out_of_vram=(1, 2))
-    events(backend, machine, [job])
-    assert [plan.vae_tile for _, plan in backend.loads] == [0, 512, 256]
+    backend = FakeBackend(out_of_vram=(1,))
+    events(backend, replace(machine, batch_size=2), seeds(job, 1, 2))
+    assert [plan.batch for _, plan in backend.loads] == [2, 1]
 
 
-def test_at_the_end_of_the_ladder_the_job_fails_and_the_others_go_on(
+CARD = Device(gpu=find_card("RX 7900 XTX"), engine=Engine.ROCM)
+
+
+def test_at_the_end_of_the_ladder_the_job_fails_with_figures_and_the_others_go_on(
     job: Job, one_at_a_time: Settings
 ) -> None:
     backend = FakeBackend(faults={1: Fault.OUT_OF_VRAM})
-    device = Device(gpu=find_card("RX 7900 XTX"), engine=Engine.ROCM)
-    render = LocalRender(one_at_a_time, device, lambda: backend)
+    render = LocalRender(one_at_a_time, CARD, lambda: backend)
     happened = list(render(seeds(replace(job, steps=1), 1, 2), never))
-    assert shape(happened) == ["S1", "."] * 4 + ["F1", "S2", ".", "R2"]
+    assert shape(happened) == ["S1", ".", "F1", "S2", ".", "R2"]
     (failed,) = (e for e in happened if isinstance(e, Failed))
     assert isinstance(failed.error, OutOfVram)
     assert failed.error.__traceback__ is None  # it would hold on to the device's memory
-    tried = [(plan.vae_tile, plan.offload) for _, plan in backend.loads]
-    assert tried == [(0, "none"), (512, "none"), (256, "none"), (256, "model"), (256, "model")]
+    said = str(failed.error)
+    assert re.fullmatch(
+        r"no room; the run needs \d+\.\d GiB, and a run may take 2\d\.\d GiB; "
+        r"nearest that fits: 64 x 64",
+        said,
+    ), said
+
+
+@pytest.mark.report("B09")
+def test_a_process_whose_memory_is_lost_is_replaced_before_a_job_fails(
+    job: Job, one_at_a_time: Settings
+) -> None:
+    """B09: torch-directml gave nothing back, and grew until it crashed."""
+    backend = FakeBackend(out_of_vram=(3, 4))
+    events_of: list[Event] = []
+    render = LocalRender(one_at_a_time, CPU, lambda: backend)
+    jobs = seeds(replace(job, steps=1), 1, 2, 3, 4)
+    ended = render.run(jobs, events_of.append, never)
+    # The third found no room, where two had found it before.
+    assert ended == Ended(left=tuple(jobs[2:]), worn=True)
+    assert [e.job.seed for e in events_of if isinstance(e, Rendered)] == [1, 2]
+    render.renew()
+    # In a process as new as it can be it fails, and the last one does not.
+    assert render.run(ended.left, events_of.append, never) == Ended(worn=True)
+    assert shape(events_of)[-4:] == ["S3", "F3", "S4", ".", "R4"][-4:]
+
+
+@pytest.mark.report("B09")
+def test_a_batch_completes_on_memory_that_never_comes_back(
+    job: Job, one_at_a_time: Settings
+) -> None:
+    """A new process has all of it again; here it is the counter that is new."""
+    made = fakes.made_here
+
+    class Renewed(LocalRender):
+        def renew(self) -> None:
+            made.clear()
+            super().renew()
+
+    made.clear()
+    backend = FakeBackend(leaks_after=8)
+    jobs = seeds(replace(job, steps=1), *range(50))
+    happened = list(Renewed(one_at_a_time, CPU, lambda: backend)(jobs, never))
+    assert [e.job for e in happened if isinstance(e, Rendered)] == jobs
+    assert not [e for e in happened if isinstance(e, Failed)]
+
+
+def test_what_fails_in_a_fresh_process_does_not_need_one_for_each_like_it(
+    job: Job, one_at_a_time: Settings
+) -> None:
+    backend = FakeBackend(out_of_vram=range(1, 9))
+    render = LocalRender(one_at_a_time, CPU, lambda: backend)
+    told: list[Event] = []
+    assert render.run(seeds(job, 1, 2, 3), told.append, never) == Ended(worn=True)
+    assert [e.job.seed for e in told if isinstance(e, Failed)] == [1, 2, 3]
+
+
+@pytest.mark.report("B09")
+def test_with_directml_a_process_makes_so_many_pictures_and_no_more(
+    job: Job, one_at_a_time: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render_module, "DIRECTML_LIFETIME", 3)
+    device = Device(gpu=find_card("RX 6700 XT"), engine=Engine.DIRECTML)
+    jobs = seeds(replace(job, steps=1), *range(8))
+    local = LocalRender(one_at_a_time, device, FakeBackend)
+    told: list[Event] = []
+    assert local.run(jobs, told.append, never) == Ended(left=tuple(jobs[3:]), worn=True)
+    assert [e.job for e in told if isinstance(e, Rendered)] == jobs[:3]
+    happened = list(LocalRender(one_at_a_time, device, FakeBackend)(jobs, never))
+    assert [e.job for e in happened if isinstance(e, Rendered)] == jobs
+
+
+def test_what_no_plan_can_run_fails_before_anything_is_loaded_and_the_others_go_on(
+    job: Job, machine: Settings
+) -> None:
+    backend = FakeBackend()
+    small = replace(find_card("RX 7900 XTX"), vram_bytes=1300 * 2**20)
+    render = LocalRender(machine, Device(gpu=small, engine=Engine.ROCM), lambda: backend)
+    large = replace(job, seed=1, width=2048, height=2048)
+    happened = list(render([large, replace(job, seed=2, steps=1)], never))
+    assert shape(happened) == ["F1", "S2", ".", "R2"]
+    (failed,) = (e for e in happened if isinstance(e, Failed))
+    assert isinstance(failed.error, DoesNotFit)
+    assert re.search(r"2048 x 2048 .* needs \d+\.\d GiB .* nearest that fits", str(failed.error))
+    assert [seed for taken, _ in backend.passes for seed in taken] == [2]
+
+
+# -- how a run ended -----------------------------------------------------------------------------
+
+
+def fell(**changes: Any) -> Callable[[Plan], Outcome]:
+    """A run in which memory ran out, and which ended with a plan of these changes."""
+    return lambda plan: Outcome(plan=replace(plan, **changes), fell=("decode",))
+
+
+@pytest.mark.report("B01")
+def test_what_it_ended_with_is_in_the_record_and_the_worker_is_worn(
+    job: Job, machine: Settings
+) -> None:
+    render = LocalRender(machine, CPU, lambda: FakeBackend(ends=fell(vae_tile=256, passes=2)))
+    told: list[Event] = []
+    assert render.run([job], told.append, never) == Ended(worn=True)
+    (rendered,) = (e for e in told if isinstance(e, Rendered))
+    assert rendered.record.means == "passes 2, VAE in tiles of 256"
+    image = Image.open(io.BytesIO(rendered.png))
+    assert b"VAE in tiles of 256" in rendered.png
+    assert image.size == (128, 128)
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "kept"), [(None, 512, 512), (None, 0, None), (64, 512, 64)]
+)
+def test_tiles_of_the_unet_are_in_the_records_job_since_they_change_the_picture(
+    job: Job, machine: Settings, asked: int | None, used: int, kept: int | None
+) -> None:
+    backend = FakeBackend(ends=fell(denoise_tile=used))
+    happened = events(backend, machine, [replace(job, denoise_tile=asked)])
+    assert [e.record.job.denoise_tile for e in happened if isinstance(e, Rendered)] == [kept]
+
+
+def test_a_run_without_trouble_says_nothing_and_wears_nothing(job: Job, machine: Settings) -> None:
+    render = LocalRender(machine, CPU, FakeBackend)
+    told: list[Event] = []
+    assert render.run([job], told.append, never) == Ended()
+    assert {e.record.means for e in told if isinstance(e, Rendered)} == {""}
+
+
+@pytest.mark.report("B01")
+def test_the_next_picture_keeps_what_changes_no_pixel_and_tries_without_tiles(
+    job: Job, one_at_a_time: Settings
+) -> None:
+    backend = FakeBackend(ends=fell(vae_tile=256, passes=2))
+    events(backend, one_at_a_time, seeds(replace(job, steps=1), 1, 2))
+    assert [(plan.vae_tile, plan.passes) for _, plan in backend.passes] == [(0, 1), (0, 2)]
+
+
+@pytest.mark.report("B01")
+def test_the_next_job_of_another_kind_starts_clean(job: Job, one_at_a_time: Settings) -> None:
+    backend = FakeBackend(ends=fell(vae_tile=256, passes=2))
+    other = replace(job, seed=8, width=192, steps=1)
+    happened = events(backend, one_at_a_time, [job, other])
+    assert [(plan.vae_tile, plan.passes) for _, plan in backend.passes] == [(0, 1), (0, 1)]
+    assert len(backend.loads) == 1
+    assert shape(happened)[-1] == "R8"
+
+
+@pytest.mark.report("B11")
+def test_a_second_pass_that_fails_leaves_the_first_ones_picture(
+    job: Job, machine: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = picture(job)
+
+    def sample(self: object, jobs: Sequence[Job], *_: object) -> list[Unfinished]:
+        return [Unfinished("cuda ran out of memory", small) for _ in jobs]
+
+    monkeypatch.setattr(FakePipeline, "sample", sample)
+    asked = replace(job, hires_scale=2.0, hires_steps=3)
+    happened = events(FakeBackend(), machine, [asked])
+    assert shape(happened) == [f"S{job.seed}", f"R{job.seed}"]
+    (rendered,) = (e for e in happened if isinstance(e, Rendered))
+    assert rendered.job.index == asked.index
+    assert rendered.said == (
+        "the second pass failed, so the picture of the first one is kept: cuda ran out of memory"
+    )
+    # The record tells how to make this picture, which had no second pass.
+    assert (rendered.record.job.hires_scale, rendered.record.job.hires_steps) == (1.0, None)
+    assert Image.open(io.BytesIO(rendered.png)).tobytes() == small.tobytes()
+
+
+# -- what is learnt ------------------------------------------------------------------------------
+
+
+def measuring(took: int, seconds: float, *, falls: bool = False) -> Callable[[Plan], Outcome]:
+    return lambda plan: Outcome(
+        plan=plan, fell=("decode",) if falls else (),
+        measured={"decode": Measured(bytes=took, seconds=seconds)},
+    )  # fmt: skip
+
+
+def learnt_factors(settings: Settings, plan: Plan) -> tuple[float | None, float | None]:
+    found = learnt.for_device(settings.cache, CARD.gpu, CARD.engine, "tiny")
+    key = learnt.key(
+        "decode", dtype=plan.dtype, vae_dtype=plan.vae_dtype, attention=plan.attention,
+        vae_attention=plan.vae_attention,
+    )  # fmt: skip
+    assert found.bytes.keys() | found.seconds.keys() <= {key}
+    return found.bytes.get(key), found.seconds.get(key)
+
+
+@pytest.mark.parametrize("falls", [False, True])
+def test_what_a_stage_took_over_what_was_predicted_is_kept_and_used(
+    job: Job, one_at_a_time: Settings, falls: bool
+) -> None:
+    first = plan_on(job, CARD, EMBEDDED, one_at_a_time)
+    assert first.times is not None
+    took, seconds = first.activations.decode * 3 // 2, first.times.decode * 2
+    backend = FakeBackend(ends=measuring(took, seconds, falls=falls))
+    jobs = seeds(replace(job, steps=job.steps), 1)
+    list(LocalRender(one_at_a_time, CARD, lambda: backend)(jobs, never))
+    kept_bytes, kept_seconds = learnt_factors(one_at_a_time, first)
+    assert kept_bytes == pytest.approx(1.5, rel=0.01)
+    assert kept_seconds == (None if falls else pytest.approx(2.0, rel=0.01))
+    second = plan_on(job, CARD, EMBEDDED, one_at_a_time)
+    assert second.activations.decode == pytest.approx(took, rel=0.02)
+    # The same again confirms the factor, and does not multiply it.
+    list(LocalRender(one_at_a_time, CARD, lambda: backend)(jobs, never))
+    assert learnt_factors(one_at_a_time, first)[0] == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_cache_that_cannot_be_written_costs_no_picture(
+    job: Job, machine: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(cache: object, observations: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(learnt, "keep", full)
+    backend = FakeBackend(ends=measuring(10**9, 1.0))
+    happened = list(LocalRender(machine, CARD, lambda: backend)([job], never))
+    assert shape(happened)[-1] == "R7"
+    assert "what this run has taught is not kept: the disk is full" in caplog.text
 
 
 # -- stopping ------------------------------------------------------------------------------------

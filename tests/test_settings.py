@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdamd.errors import BadRequest, StorageError
-from sdamd.settings import DEFAULT_FILENAME, Attention, Dtype, Settings
+from sdamd.settings import (
+    DEFAULT_FILENAME,
+    Attention,
+    Dtype,
+    Offload,
+    Settings,
+    Storage,
+    VaeTiling,
+    VramMode,
+)
 
 
 def load(
@@ -119,6 +128,21 @@ def test_the_index_of_a_gpu_may_be_a_number_in_the_file(home: Path) -> None:
         ("batch_size", "1.5", "batch_size is '1.5'; allowed 0 (automatic) to 64"),
         ("batch_size", "9" * 5000, "batch_size is "),
         ("in_process", "maybe", "in_process is 'maybe'; allowed true or false"),
+        ("vram_mode", "low", "vram_mode is 'low'; allowed auto, fast, balanced, minimal"),
+        ("offload", "disk", "offload is 'disk'; allowed auto, none, model, stream"),
+        ("vae_tiling", "on", "vae_tiling is 'on'; allowed auto, always, never"),
+        ("storage", "int4", "storage is 'int4'; allowed auto, float8"),
+        ("vram_budget_gb", "0", "vram_budget_gb is 0.0; allowed 0.25 to 1024"),
+        ("vram_budget_gb", "-1", "vram_budget_gb is '-1'; allowed 0.25 to 1024"),
+        ("vram_budget_gb", "abc", "vram_budget_gb is 'abc'; allowed 0.25 to 1024"),
+        ("vram_budget_gb", "1000000000", "vram_budget_gb is '1000000000'; allowed 0.25 to 1024"),
+        ("vram_reserve_gb", "-0.5", "vram_reserve_gb is '-0.5'; allowed 0 to 1024"),
+        ("vae_tile", "100", "vae_tile is 100; allowed 0 (automatic) or 128 to 4096, multiples of"),
+        ("vae_tile", "200", "vae_tile is 200; allowed 0 (automatic) or 128 to 4096, multiples of"),
+        ("passes", "0.5", "passes is '0.5'; allowed 0 (automatic) to 128"),
+        ("feed_forward_chunks", "65", "feed_forward_chunks is 65; allowed 0 (automatic) to 64"),
+        ("vae_bands", "x", "vae_bands is 'x'; allowed 0 (automatic) to 4096"),
+        ("round_sizes", "7", "round_sizes is 7; allowed 0 (as asked) to 512, multiples of 8"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_source(
@@ -193,3 +217,41 @@ def test_attention_is_chosen_by_name(tmp_path: Path, kind: Attention) -> None:
     for flags, environ in (({"attention": str(kind)}, {}), ({}, {"SDAMD_ATTENTION": str(kind)})):
         settings = Settings.load({"home": str(tmp_path), **flags}, environ)
         assert settings.attention is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("vram_mode", "minimal", VramMode.MINIMAL),
+        ("vram_budget_gb", "60", 60.0),
+        ("vram_budget_gb", " 7.5 ", 7.5),
+        ("vram_reserve_gb", "0", 0.0),
+        ("offload", "stream", Offload.STREAM),
+        ("vae_tiling", "always", VaeTiling.ALWAYS),
+        ("vae_tile", "320", 320),
+        ("vae_bands", "24", 24),
+        ("passes", "2", 2),
+        ("feed_forward_chunks", "8", 8),
+        ("storage", "float8", Storage.FLOAT8),
+        ("round_sizes", "64", 64),
+        ("batch_size", "0", 0),
+    ],
+)
+def test_what_the_plan_would_choose_can_be_set_for_good(
+    home: Path, name: str, text: str, value: object
+) -> None:
+    for settings in (
+        load(home, f'{name} = "{text}"'),
+        load(home, environ={f"SDAMD_{name.upper()}": text}),
+        load(home, flags={name: text}),
+    ):
+        assert getattr(settings, name) == value
+    home.joinpath("settings.toml").write_text(
+        f"{name} = {text if text[0].isdigit() else repr(text)}"
+    )
+    assert getattr(Settings.load({"home": str(home)}, {}), name) == value
+
+
+def test_a_tile_without_tiling_is_refused(home: Path) -> None:
+    with pytest.raises(BadRequest, match="vae_tile is 256 and vae_tiling never"):
+        load(home, flags={"vae_tiling": "never", "vae_tile": "256"})

@@ -4,10 +4,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from PIL.Image import Image
 
 from sdamd import cli, tuned
-from sdamd.backends.backend import Watch
+from sdamd.backends.backend import Made, Watch
 from sdamd.checkpoint import Checkpoint
 from sdamd.errors import BadImage, BadRequest, HardwareError, OutOfVram
 from sdamd.hardware.device import CPU, Device
@@ -35,7 +34,11 @@ class Bench:
         self.loads.append(plan)
         return self
 
-    def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Image | BadImage]:
+    @property
+    def outcome(self) -> None:
+        return None
+
+    def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Made]:
         assert len(jobs) == plan.batch
         assert {job.steps for job in jobs} == {STEPS}
         self.sampled.append(plan)
@@ -129,7 +132,7 @@ def test_a_way_that_fails_is_out_and_the_others_go_on(machine: Settings, error: 
 
 def test_a_bad_picture_is_no_way(machine: Settings) -> None:
     class Black(Bench):
-        def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Image | BadImage]:
+        def sample(self, jobs: Sequence[Job], plan: Plan, watch: Watch) -> list[Made]:
             made = super().sample(jobs, plan, watch)
             return [BadImage("black")] * len(made) if plan.channels_last else made
 

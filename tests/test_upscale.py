@@ -257,6 +257,59 @@ def test_out_of_memory_at_the_smallest_tile_is_an_error() -> None:
         upscaler.upscale(noise(200, 150), 4)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2.25 GiB."),
+        torch.AcceleratorError("HIP error: out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_every_spelling_makes_the_tiles_smaller(said: Exception) -> None:
+    class Once(Nearest):
+        def forward(self, pixels: Tensor) -> Tensor:
+            result = super().forward(pixels)
+            if len(self.sizes) == 1:
+                raise said
+            return result
+
+    upscaler = Upscaler(Once(), device=CPU, dtype=torch.float32)
+    image = noise(200, 150)
+    large = upscaler.upscale(image, 4)
+    assert difference(large, image.resize(large.size, Image.Resampling.NEAREST)) == 0
+    assert (upscaler.tile, upscaler.fell) == (100, True)
+
+
+def test_other_errors_are_not_taken_for_it() -> None:
+    class Broken(Nearest):
+        def forward(self, pixels: Tensor) -> Tensor:
+            raise RuntimeError("HIP error: invalid device function")
+
+    upscaler = Upscaler(Broken(), device=CPU, dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="invalid device function"):
+        upscaler.upscale(noise(200, 150), 4)
+    assert not upscaler.fell
+
+
+def test_at_the_end_the_cpu_finishes_the_picture() -> None:
+    class OnTheCard(Nearest):
+        def forward(self, pixels: Tensor) -> Tensor:
+            if pixels.device.type != "cpu":
+                self.sizes.append((pixels.shape[-1], pixels.shape[-2]))
+                raise torch.OutOfMemoryError("HIP out of memory")
+            return super().forward(pixels)
+
+    network = OnTheCard()
+    upscaler = Upscaler(network, device=torch.device("meta"), dtype=torch.float16)
+    image = noise(300, 150)
+    large = upscaler.upscale(image, 4)
+    assert difference(large, image.resize(large.size, Image.Resampling.NEAREST)) == 0
+    assert network.sizes == [(300, 150), (150, 150), (75, 75), (300, 150)]
+    assert (upscaler.device, upscaler.dtype) == (CPU, torch.float32)
+
+
 def test_an_overflow_in_float16_is_done_again_in_float32() -> None:
     upscaler = Upscaler(Overflowing(torch.float16), device=CPU, dtype=torch.float16)
     image = noise(30, 20)

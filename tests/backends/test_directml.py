@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,8 +50,9 @@ from sdamd.backends.torch_backend import TorchBackend, TorchPipeline
 from sdamd.errors import BadImage, BadRequest, HardwareError, OutOfVram
 from sdamd.hardware.device import CPU, Device
 from sdamd.hardware.runtime import Engine
+from sdamd.picture import Picture
 from sdamd.plan import Plan, make_plan
-from sdamd.render import LocalRender, Rendered, Started
+from sdamd.render import LocalRender, Rendered
 from sdamd.request import Job
 from sdamd.sampling.sample import decode
 from sdamd.settings import Settings
@@ -673,6 +675,42 @@ def test_tiles_are_those_of_torch(
     assert difference(found, whole) > SAME
 
 
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {},
+        {"mask_image": "mask", "mask_fill": "noise"},
+        {"mask_image": "mask", "mask_padding": 8},
+        {"width": 96, "outpaint_right": 32},
+        {"hires_scale": 1.5, "hires_steps": 2, "hires_scheduler": "Euler",
+         "hires_guidance_scale": 3.0},
+        {"width": 128, "denoise_tile": 64},
+    ],
+    ids=["image", "inpaint", "region", "outpaint", "hires", "tiles"],
+)  # fmt: skip
+def test_a_mode_gives_the_same_picture(
+    on_onnx: DirectMLPipeline, on_torch: TorchPipeline, plan: Plan, job: Job, mode: dict[str, Any]
+) -> None:
+    """The modes are written once, above the components."""
+    pixels = (painting()[0].permute(1, 2, 0) * 255).to(torch.uint8).numpy()
+    mask = Image.new("L", (64, 64), 0)
+    mask.paste(255, (16, 16, 48, 40))
+    given: dict[str, Any] = {"init_image": as_given(Image.fromarray(pixels)), "strength": 0.5}
+    asked = mode | ({"mask_image": as_given(mask)} if "mask_image" in mode else {})
+    job = replace(job, **(given | asked))
+    (expected,) = on_torch.sample([job], plan, going_on)
+    (found,) = on_onnx.sample([job], plan, going_on)
+    assert difference(found, expected) <= SAME
+
+
+def as_given(image: Image.Image) -> Picture:
+    """As a file that a user names."""
+    written = BytesIO()
+    image.save(written, "PNG")
+    data = written.getvalue()
+    return Picture(sha256=sha256(data).hexdigest(), name="given.png", data=data)
+
+
 def test_a_finished_picture_is_enlarged(on_onnx: DirectMLPipeline, plan: Plan, job: Job) -> None:
     (image,) = on_onnx.sample([replace(job, steps=1, upscale=2)], plan, going_on)
     assert isinstance(image, Image.Image)
@@ -759,7 +797,7 @@ def test_a_unet_that_gives_nan_is_no_picture(
         **{**on_onnx._pipe.components, "unet": graph_of(unet, tmp_path, template)},
         requires_safety_checker=False,
     )
-    (made,) = DirectMLPipeline(pipe, [], frugal=False).sample([job], plan, going_on)
+    (made,) = DirectMLPipeline(pipe, []).sample([job], plan, going_on)
     assert isinstance(made, BadImage)
     assert str(made).startswith("the UNet gave NaN or infinity")
 
@@ -904,9 +942,12 @@ def test_a_decoder_that_fails_above_a_size_gets_tiles(
     large = replace(job, width=512, steps=1, guidance_scale=1.0)
     events = list(render(cache, machine)([large], never))
     assert isinstance(events[-1], Rendered)
-    started = [e.plan.vae_tile for e in events if isinstance(e, Started)]
-    assert started == [0, 512, 256]
-    assert {side for name, _, side in driver.runs if "decoder" in name} == {64, 32}
+    assert events[-1].record.means == "VAE in tiles of 256"
+    assert [side for name, _, side in driver.runs if "decoder" in name] == [64, 64, 32, 32, 32]
+    # The latents were kept: no step was made again.
+    assert len([name for name, *_ in driver.runs if name == "unet"]) == 1
+    (tiled,) = pictures(render(cache, replace(machine, vae_tile=256)), [large])
+    assert Image.open(BytesIO(events[-1].png)).convert("RGB").tobytes() == tiled.tobytes()
 
 
 @pytest.mark.report("B15")
@@ -921,6 +962,40 @@ def test_a_batch_that_the_device_cannot_take_is_split(
     made = {e.job.seed: e.png for e in render(cache, many)(jobs, never) if isinstance(e, Rendered)}
     assert sorted(made) == list(range(10))
     assert [batch for name, batch, _ in driver.runs if name == "unet"] == [8, 4, 4, 2]
+    alone = render(cache, replace(machine, batch_size=1))
+    for seed, single in enumerate(pictures(alone, jobs)):
+        assert difference(Image.open(BytesIO(made[seed])).convert("RGB"), single) <= SAME
+
+
+@pytest.mark.report("B10", "B18")
+def test_where_no_tile_is_small_enough_the_cpu_decodes_the_kept_latents(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, plan: Plan, job: Job, opened: list[str],
+    on_torch: TorchPipeline,
+) -> None:  # fmt: skip
+    """On a card; the CPU's provider stands for it, but for what the plan calls the device."""
+    job = replace(job, steps=1)
+    (expected,) = on_torch.sample([job], plan, going_on)
+    real = Session.run
+
+    def run(self: Any, feeds: Any) -> Any:
+        if self._device == "directml:0" and "decoder" in self.model:
+            with onnx_session.translated("directml:0"):
+                raise RuntimeError("Could not allocate tensor with 377487360 bytes")
+        return real(self, feeds)
+
+    monkeypatch.setattr(Session, "run", run)
+    monkeypatch.setattr(onnx_session, "provider_of", lambda device: (onnx_session.CPU, {}))
+    on_card = replace(plan, device="directml:0", dtype="float16", vae_dtype="float16")
+    half = DirectMLBackend(cache).load(EMBEDDED, on_card)
+    (found,) = half.sample([job], on_card, going_on)
+    assert difference(found, expected) < 12  # the UNet's half precision, as above
+    outcome = half.outcome
+    assert outcome is not None
+    assert outcome.plan.vae_tile == 64
+    assert outcome.plan.offload == "model"
+    assert set(outcome.fell) == {"decode"}
+    assert sum(each.startswith("unet") for each in opened) == 1
+    assert opened[-1] == "vae-decoder 1 beside none"
 
 
 @pytest.mark.report("B09")

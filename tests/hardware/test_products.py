@@ -2,7 +2,7 @@ import pytest
 
 from sdamd.errors import BadRequest
 from sdamd.hardware.gpu import ARCHITECTURES, Kind
-from sdamd.hardware.products import GIB, _products, find_card
+from sdamd.hardware.products import GIB, _products, find_card, speed_of
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,8 @@ def test_a_card_that_was_never_sold_is_refused(text: str, said: str) -> None:
 
 def test_every_product_can_be_asked_for_in_each_of_its_sizes() -> None:
     assert len(_products()) > 60
-    for name, (arch, sizes) in _products().items():
+    for name, row in _products().items():
+        arch, sizes = row.arch, row.sizes
         known = ARCHITECTURES[arch]
         assert list(sizes) == sorted(set(sizes))
         for gib in sizes:
@@ -62,3 +63,23 @@ def test_every_product_can_be_asked_for_in_each_of_its_sizes() -> None:
             assert (card.name, card.arch, card.vram_bytes) == (name, arch, gib * GIB)
             assert card.kind is (Kind.APU if known.apu else Kind.DISCRETE)
         assert find_card(name).vram_bytes == sizes[-1] * GIB
+
+
+def test_an_apu_may_have_any_size() -> None:
+    """The BIOS and the RAM decide."""
+    assert find_card("Radeon 8060S:60").vram_bytes == 60 * GIB
+    with pytest.raises(BadRequest, match="it was sold with 96"):
+        find_card("Radeon 8060S:0")
+
+
+def test_compute_units_clock_and_bandwidth_are_those_of_one_product() -> None:
+    speed = speed_of("Radeon RX 7900 XTX")
+    assert speed is not None
+    assert (speed.cus, speed.bandwidth_gbs) == (96, 960)
+    assert speed_of("Radeon RX 7400") is None  # nobody has published it
+    assert speed_of("no such card") is None
+    for name, row in _products().items():
+        if row.speed is not None:
+            assert 2 <= row.speed.cus <= 304, name
+            assert 1 <= row.speed.ghz <= 3.2, name
+            assert (row.speed.pcie_gbs == 0) == ARCHITECTURES[row.arch].apu, name

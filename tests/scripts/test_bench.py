@@ -1,6 +1,9 @@
+import sys
+
+import pytest
 import torch
 
-from scripts import bench
+from scripts import bench, bench_memory
 from sdamd.backends.attention import chunked
 
 
@@ -39,3 +42,35 @@ def test_blocks_take_less_memory_than_slices_of_one_head() -> None:
     blocks = bench.peak_bytes(lambda: chunked(*parts, block_bytes=2**21))
     scores_of_a_head = 1024 * 1024 * 4
     assert blocks <= 2**21 + parts[0].nbytes + 2**17 < 2 * scores_of_a_head
+
+
+def test_the_scripts_about_memory_are_valid_and_of_one_job() -> None:
+    for script in (bench_memory.PLAIN, bench_memory.SDAMD):
+        compile(script, "side", "exec")
+        for said in ("sys.argv[2]", "int(sys.argv[3])", "width=512", "guidance_scale=7.5"):
+            assert said in script
+    assert "torch.float32" in bench_memory.PLAIN
+    assert 'dtype="float32"' in bench_memory.SDAMD
+
+
+def test_shares_of_memory_and_time_are_taken_within_a_round() -> None:
+    def run(peak: int, seconds: float) -> dict[str, float]:
+        return {"peak_bytes": peak * 2**30, "seconds": seconds, "cpu_seconds": 2 * seconds}
+
+    sides = {
+        "plain diffusers": [run(4, 10), run(5, 20), run(4, 40)],
+        "sdamd, streamed": [run(1, 11), run(1, 20), run(2, 20)],
+    }
+    figures = bench_memory._shares(sides)
+    assert figures["sdamd, streamed"] == {
+        "peak_gib": 1.0, "seconds": 20.0, "peak_of_plain": 0.25, "time_of_plain": 1.0,
+        "cpu_time_of_plain": 1.0,
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much was resident")
+def test_the_end_of_a_script_tells_what_was_resident() -> None:
+    body = "import json, time\nheld = b'x' * (200 * 2**20)\nseconds = 1.0\ndel held\n"
+    figures = bench_memory._run([sys.executable, "-c", body + bench_memory.END])
+    assert 200 * 2**20 < figures["peak_bytes"] < 300 * 2**20
+    assert figures["seconds"] == 1.0
