@@ -54,9 +54,9 @@ class UnetForm:
 
     `whole` is with an attention kernel that never holds the scores; its peak is in the feed-forward
     layers. With these in pieces their own part, `feeding`, is divided, beside `between`, and the
-    peak is never below `pieces`, that of the convolutions. `skips` of all that lie at the full
-    size, and the rest at that of the widest attention, whose sides are rounded up. `attending` is
-    live beside the scores of that when they are held: those of one head (`sliced`) or of a block
+    peak is never below `pieces`, that of the convolutions, of which `deeper` are below the first
+    level. `skips` of all that lie at the full size, and the rest at that of the widest attention,
+    whose sides are rounded up. `attending` is live beside the scores of that when they are held: those of one head (`sliced`) or of a block
     (`chunked`); `math` beside the scores of all `heads`, with torch's own attention, and
     `math_float32` the same where nothing is widened. `beside` is a constant number of elements per
     sample, of text tokens that lie among the others, `math_beside` more of them with `math`. Some
@@ -81,6 +81,7 @@ class UnetForm:
     largest_layer: int
     convolving: float = 60.0
     workspace: float = 135.0
+    deeper: float = 8.0
     extra_tokens: int = 0
     beside: int = 0
     math_beside: int = 0
@@ -96,7 +97,7 @@ class UnetForm:
 
 _SD15: Final = UnetForm(
     whole=130.0, pieces=65.2, between=55.0, feeding=80.0, skips=130.0, attending=60.4, math=95.0,
-    math_float32=60.0, heads=8, side_of_token=8, largest_layer=29_492_480,
+    math_float32=60.0, heads=8, side_of_token=8, largest_layer=29_492_480, controlled=10.4,
 )  # fmt: skip
 _SD21: Final = UnetForm(
     whole=130.0, pieces=65.2, between=55.0, feeding=80.0, skips=130.0, attending=65.0, math=95.0,
@@ -109,7 +110,8 @@ UNETS: Final[Mapping[str, UnetForm]] = {
     "sdxl": UnetForm(
         whole=78.75, pieces=60.0, between=43.75, feeding=35.0, skips=14.75, attending=44.4,
         math=61.25, math_float32=43.75, heads=10, side_of_token=16, largest_layer=29_492_480,
-        lora=20.0, controlled=3.2, control=76.3, controlnet=1_251_014_160,
+        lora=20.0, controlled=3.2, control=76.3, controlnet=1_251_014_160, math_beside=620_000,
+        deeper=4.0,
     ),
     # A transformer: no convolution has a workspace, and 333 tokens of text lie among the others.
     "sd35-medium": UnetForm(
@@ -124,6 +126,8 @@ UNETS: Final[Mapping[str, UnetForm]] = {
 
 CONSTANT: Final = 2**16
 """Beside all that grows with the picture, per sample: embeddings of the step and of the text."""
+RESULT: Final = 0.25
+"""Elements per pixel that a call gives: 16 channels at an eighth of the size, and fewer in most."""
 MATH_SCORE: Final = 9
 """Bytes of one score in torch's own attention: float32, its softmax, and a mask of one byte."""
 STREAM_SLOTS: Final = 2
@@ -146,14 +150,14 @@ def miopen_limit(dtype: str, vram_bytes: int) -> int:
 def denoise_need(
     family: str, dtype: str, *, width: int, height: int, samples: int, attention: str,
     block_bytes: int = 0, feed_forward_chunks: int = 1, workspace_limit: int | None = None,
-    loras: str = "", controlnets: int = 0,
+    loras: str = "", controlnets: int = 0, waiting: int = 0,
 ) -> Need:  # fmt: skip
     """One call of the UNet.
 
     `attention` is one of `Plan.attention`; `block_bytes` is what the scores may take with
     `chunked`. A workspace above `workspace_limit` is never asked for; None is no limit. `loras` are
     LoRAs that are not merged into the weights: on `lora-attention` alone, or on `lora-all` layers.
-    `controlnets` is how many add what they found.
+    `controlnets` is how many add what they found. `waiting` samples of the same step are done.
     """
     form, size = UNETS[family], BYTES_OF[dtype]
     each = size * samples * width * height
@@ -171,22 +175,27 @@ def denoise_need(
         part = form.between + feeding / feed_forward_chunks
     else:
         part = form.whole + feeding - form.feeding
-    tensors = max(pieces * each, at(part + controlnets * form.controlled))
+    # Deeper levels round their sides up, too; it counts in small pictures alone.
+    rounded = -(-width // 16) * -(-height // 16) * 256 / (width * height) - 1
+    tensors = max((pieces + form.deeper * rounded) * each, at(part + controlnets * form.controlled))
     tokens += form.extra_tokens
     if attention == "sliced":
         scores = 2.0 * (4 if form.upcast_attention else size) * tokens**2
         tensors = max(tensors, at(form.attending) + scores)
     elif attention == "chunked":
-        scores = samples * form.heads * tokens**2 * _score(dtype, wide=form.upcast_attention)
-        tensors = max(tensors, at(form.attending) + min(block_bytes, scores))
+        scores = _in_blocks(
+            samples, form.heads, tokens, block_bytes, _score(dtype, wide=form.upcast_attention)
+        )
+        tensors = max(tensors, at(form.attending) + scores)
     elif attention == "math":
         beside = form.math_float32 if dtype == "float32" else form.math
         scores = MATH_SCORE * samples * form.heads * tokens**2 + form.math_beside * size * samples
         tensors = max(tensors, at(beside) + scores)
     convolving = (form.convolving + controlnets * form.controlled_pieces) * each
-    return _with_workspace(
+    need = _with_workspace(
         form, tensors, convolving, size, width * height, samples, workspace_limit
     )
+    return need.and_beside(round(RESULT * size * waiting * width * height))
 
 
 def control_need(
@@ -215,6 +224,16 @@ def _with_workspace(
         tensors=round(tensors + constant),
         with_workspace=round(convolving + workspace + constant),
     )
+
+
+def _in_blocks(samples: int, heads: int, tokens: int, block_bytes: int, each: int) -> int:
+    """Bytes of the scores that attention in blocks holds, as `backends.attention` divides them."""
+    most = block_bytes // each
+    if samples * heads * tokens**2 <= most:
+        return samples * heads * tokens**2 * each
+    if tokens**2 <= most:
+        return -(-heads // -(-heads // (most // tokens**2))) * tokens**2 * each
+    return block_bytes
 
 
 def _score(dtype: str, *, wide: bool) -> int:

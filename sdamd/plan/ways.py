@@ -207,6 +207,7 @@ def denoise_cost(work: Work, way: Plan, stage: str, size: tuple[int, int], steps
         family, way.dtype, width=width, height=height, samples=together,
         attention=way.attention, block_bytes=way.block_bytes,
         feed_forward_chunks=way.feed_forward_chunks, workspace_limit=_limit(work, way.dtype),
+        waiting=samples - together,
     )  # fmt: skip
     if tiled or way.passes > 1:
         # What the calls gave so far, and the picture of which they see a part: latents in float32.
