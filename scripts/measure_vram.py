@@ -186,9 +186,10 @@ def _leave_plain(model: Any, point: Point) -> None:
 
 
 def _text(model: Any, point: Point, _: torch.dtype) -> Callable[[], Any]:
-    tokens = 256 if point.component == "text_encoder_3" else 77
-    ids = torch.zeros((point.batch, tokens), dtype=torch.int64, device=DEVICE)
-    return lambda: model(ids, output_hidden_states=True)
+    is_t5 = point.component == "text_encoder_3"
+    ids = torch.zeros((point.batch, 256 if is_t5 else 77), dtype=torch.int64, device=DEVICE)
+    # Of a CLIP's layers SDXL and SD 3 want the last but one, so all are kept.
+    return lambda: model(ids, output_hidden_states=not is_t5)
 
 
 def _denoise(model: Any, point: Point, dtype: torch.dtype) -> Callable[[], Any]:

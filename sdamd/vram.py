@@ -52,20 +52,21 @@ class Need:
 class UnetForm:
     """Activations of one call, in elements per sample and pixel.
 
-    `whole` is with an attention kernel that never holds the scores; its peak is in the feed-forward
-    layers. With these in pieces their own part, `feeding`, is divided, beside `between`, and the
-    peak is never below `pieces`, that of the convolutions, of which `deeper` are below the first
-    level. `skips` of all that lie at the full size, and the rest at that of the widest attention,
-    whose sides are rounded up. `attending` is live beside the scores of that when they are held: those of one head (`sliced`) or of a block
-    (`chunked`); `math` beside the scores of all `heads`, with torch's own attention, and
-    `math_float32` the same where nothing is widened. `beside` is a constant number of elements per
-    sample, of text tokens that lie among the others, `math_beside` more of them with `math`. Some
-    models compute scores in float32 whatever their dtype (`upcast_attention`). `convolving` is live
-    at the convolution with the largest workspace, which takes `workspace` for one sample whatever
-    the batch. `largest_layer` is how many weights the largest piece of a streamed model has.
-    `lora` is what LoRAs on all layers add to `feeding`. `controlled` and `controlled_pieces` are
-    what a ControlNet's residuals add to the peaks, which hold `residuals` themselves; `controlnet`
-    is how many weights that has, `control` and `control_convolving` are of its own call.
+    `whole` is with an attention kernel that never holds the scores; its peak is in the
+    feed-forward layers. With these in pieces their own part, `feeding`, is divided, beside
+    `between`, and the peak is never below `pieces`, that of the convolutions, of which `deeper`
+    are below the first level. `skips` of all that lie at the full size, and the rest at that of
+    the widest attention, whose sides are rounded up. `attending` is live beside the scores of
+    that when they are held: those of one head (`sliced`) or of a block (`chunked`); `math` beside
+    the scores of all `heads`, with torch's own attention, and `math_float32` the same where
+    nothing is widened. `beside` is a constant number of elements per sample, of text tokens that
+    lie among the others, `math_beside` more of them with `math`. Some models compute scores in
+    float32 whatever their dtype (`upcast_attention`). `convolving` is live at the convolution
+    with the largest workspace, which takes `workspace` for one sample whatever the batch.
+    `largest_layer` is how many weights the largest piece of a streamed model has. `lora` is what
+    LoRAs on all layers add to `feeding`. `controlled` and `controlled_pieces` are what a
+    ControlNet's residuals add to the peaks, which hold `residuals` themselves; `controlnet` is
+    how many weights that has, `control` and `control_convolving` are of its own call.
     """
 
     whole: float
