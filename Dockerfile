@@ -39,6 +39,7 @@ RUN groupadd --non-unique --gid "${GID}" sdamd \
 
 WORKDIR /opt/sdamd
 COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY presets presets
 COPY sdamd sdamd
 COPY ui ui
 

@@ -425,8 +425,9 @@ def _measured(points: Sequence[Point]) -> dict[Point, Measured]:
 class Figure:
     """Peaks of one kind of picture in bytes, with the workspace of convolutions; fp16.
 
-    `plain_rdna2` and `plain_rdna3` are diffusers alone, `offloaded` and `minimal` what sdamd plans
-    with `--vram-mode balanced` and `minimal` for a card without fused attention.
+    `plain_rdna2` and `plain_rdna3` are diffusers alone, as on a card of 16 GiB; `offloaded` and
+    `minimal` what sdamd plans with `--vram-mode balanced` and `minimal` for `CARD`, of 8 GiB and
+    without fused attention.
     """
 
     family: str
@@ -438,7 +439,7 @@ class Figure:
 
 
 PICTURES: Final = (("sd15", 512), ("sd15", 1024), ("sdxl", 1024), ("sdxl", 2048), ("sdxl", 4096))
-CARD: Final = "RX 6800 XT"
+CARD: Final = "RX 6600"
 DENOISE_TILE: Final = 1024
 
 

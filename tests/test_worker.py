@@ -82,6 +82,9 @@ def same(event: Event) -> object:
     """An event without what differs from run to run."""
     if isinstance(event, Rendered):
         return replace(event, record=replace(event.record, created=""), png=b"")
+    if isinstance(event, Started):
+        # The room that there is, and what is learnt of the time, change from one run to the next.
+        return event.job, event.plan.to_dict()["choices"]
     return (event.job, str(event.error)) if isinstance(event, Failed) else event
 
 

@@ -136,6 +136,7 @@ def slug(name: str) -> str:
     # No name is longer than what a file system takes, in bytes, and none is a device of Windows.
     while len(text.encode()) > 120:
         text = text[:-1]
+    text = text.strip("-_")
     reserved = re.fullmatch(r"con|prn|aux|nul|com\d|lpt\d", text)
     return f"preset-{text}" if reserved else text or "preset"
 

@@ -1,4 +1,5 @@
 import copy
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -165,7 +166,8 @@ def test_the_real_vae_in_bands_gives_what_it_gives_whole() -> None:
         latent_channels=4,
     ).eval()
     latents, pixels = torch.randn(1, 4, 6, 8), torch.randn(1, 3, 48, 64)
-    expected = both(vae, latents, pixels)
+    # Float32 itself leaves 9e-6 in a network of this depth, so the truth is that of float64.
+    expected = both(deepcopy(vae).double(), latents.double(), pixels.double())
     band(vae, 9)
     for one, other in zip(both(vae, latents, pixels), expected, strict=True):
-        assert apart(one, other) < EXACT
+        assert apart(one.double(), other) < EXACT

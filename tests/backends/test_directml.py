@@ -34,7 +34,7 @@ from diffusers.models.controlnets.controlnet import ControlNetOutput
 from PIL import Image
 
 from sdamd import models
-from sdamd.backends import onnx_export, onnx_session
+from sdamd.backends import means, onnx_export, onnx_session
 from sdamd.backends.backend import open_backend
 from sdamd.backends.directml import DirectMLBackend, DirectMLPipeline
 from sdamd.backends.loading import load_weights, read_config
@@ -110,7 +110,10 @@ def on_onnx(cache: Path) -> DirectMLPipeline:
 
 @pytest.fixture(scope="module")
 def on_torch() -> TorchPipeline:
-    return TorchBackend().load(EMBEDDED, plan_of(A_JOB, Engine.CPU))
+    plan = plan_of(A_JOB, Engine.CPU)
+    pipeline = TorchBackend().load(EMBEDDED, plan)
+    means.apply(pipeline._pipe, plan, pipeline.device)  # weights come with it
+    return pipeline
 
 
 def going_on(step: int, steps: int) -> bool:

@@ -12,6 +12,7 @@ from diffusers import StableDiffusionXLPipeline
 from transformers import CLIPTokenizer
 
 from sdamd import models
+from sdamd.backends import means
 from sdamd.backends.loading import clip_tokenizer
 from sdamd.backends.torch_backend import TorchBackend
 from sdamd.plan import make_plan
@@ -55,8 +56,10 @@ def embedded() -> Iterator[Any]:
               steps=1, guidance_scale=1.0, scheduler="Euler", seed=0, upscale=1)  # fmt: skip
     checkpoint = models.find("", Path("/nowhere"))
     plan = make_plan(job, None, checkpoint, Settings(home=Path("/nowhere"), device="cpu"))
+    pipe = TorchBackend().load(checkpoint, plan)._pipe
+    means.apply(pipe, plan, torch.device("cpu"))
     with torch.inference_mode():
-        yield TorchBackend().load(checkpoint, plan)._pipe
+        yield pipe
 
 
 def jobs(job: Job, *pairs: tuple[str, str]) -> list[Job]:
