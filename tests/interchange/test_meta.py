@@ -152,7 +152,7 @@ def test_from_image_takes_any_picture_and_warns_of_what_it_cannot_do(
     foreign: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        values = fields_asked(asked(foreign, steps="30"))
+        values = fields_asked(asked(foreign, steps="30"), [])
     request = Request.from_dict(values)
     assert (request.prompt, request.steps, request.hires_scale) == ("a fox \u202e", 30, 2)
     assert f"{foreign}: Clip skip: 2 (sdamd has no such setting)" in caplog.messages
@@ -164,7 +164,7 @@ def test_a_flag_puts_a_bad_value_of_a_record_right(tmp_path: Path) -> None:
     path = build.write(tmp_path, {"parameters": text}, "png iTXt")
     with pytest.raises(BadMetadata, match="steps is 999; allowed 1 to 150"):
         gallery.request_from_png(path)
-    assert Request.from_dict(fields_asked(asked(path, steps="30"))).steps == 30
+    assert Request.from_dict(fields_asked(asked(path, steps="30"), [])).steps == 30
 
 
 @pytest.mark.parametrize("argv", ["--help", "plan"])
