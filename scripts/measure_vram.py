@@ -480,7 +480,7 @@ def planned_bytes(family: str, side: int, mode: str) -> int:
         bytes=2 * known.parameters.total, prediction_type=known.prediction_type,
         parameters=known.parameters,
     )  # fmt: skip
-    card, job = find_card(CARD), _job(side, tile=DENOISE_TILE if side > 2048 else None)
+    card, job = find_card(CARD), _job(side, tile=DENOISE_TILE if side > 2048 else 0)
     settings = Settings(home=Path(), vram_mode=VramMode(mode))
     plan = make_plan(job, card, checkpoint, settings)
     print(f"{family} {side}, {mode}: {plan.means}", file=sys.stderr)
