@@ -32,13 +32,15 @@ def asked_for(asked: argparse.Namespace) -> tuple[Request, Settings]:
     """
     problems: list[str] = []
     values = fields_asked(asked, problems)
-    settings = _noting(problems, lambda: settings_of(asked))
+    of_machine: list[str] = []
+    settings = _noting(of_machine, lambda: settings_of(asked))
     presets: tuple[Preset, ...] = ()
     if asked.preset and settings is not None:
         values, presets = _with_presets(asked, values, settings, problems)
     request = _noting(problems, lambda: Request.from_dict(values))
     if "scheduler" in values:
         _noting(problems, lambda: scheduler.resolve(values["scheduler"]))
+    problems += of_machine
     if settings is not None:
         filename = settings.filename
         _noting(problems, lambda: Pattern.parse(filename))

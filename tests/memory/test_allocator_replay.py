@@ -1,7 +1,6 @@
 """The rules of torch's caching allocator, as `scripts.allocator_replay` plays them."""
 
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -141,8 +140,11 @@ def test_a_card_of_the_smallest_size_runs_and_one_step_less_does_not(trace: list
 
 
 @given(traces())
-def test_more_memory_never_reserves_less_than_what_is_used(trace: list[Event]) -> None:
+def test_what_is_reserved_lies_between_what_is_used_and_what_there_is(trace: list[Event]) -> None:
+    # A little more memory may let the allocator keep blocks that fit nothing later, and fail; so
+    # nothing is said of cards that are larger than the smallest.
     least = smallest_card(trace)
-    reserved = [replay(trace, least + extra * 64 * MIB).most_reserved for extra in range(3)]
-    assert all(size <= least + number * 64 * MIB for number, size in enumerate(reserved))
-    assert all(more >= least - 2 * MIB for _, more in pairwise(reserved))
+    cards = [least, *(c for n in (1, 2) if fits(trace, c := least + n * 64 * MIB))]
+    for card in cards:
+        done = replay(trace, card)
+        assert done.most_allocated <= done.most_reserved <= card
